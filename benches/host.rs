@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{Has, Prompts, Word, choose};
-use chat::grammar::{Format, Grammars, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
 use common::Loaded;
 use engine::scheduler::{Request, Sampling};
 use model::tokenizer::Tokenizer;
@@ -104,8 +104,12 @@ fn masks() -> Result<(), Box<dyn Error>> {
         "type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}},
         "required": ["name", "age"], "additionalProperties": false
     });
-    let wanted =
-        Wanted { tools: vec![], choice: ToolChoice::None, format: Some(Format::Schema(schema)), reasoning: false };
+    let wanted = Wanted {
+        tools: vec![],
+        choice: ToolChoice::None,
+        format: Some(AnswerFormat::Schema(schema)),
+        reasoning: false,
+    };
     let answer = r#"<|channel|>final <|constrain|>json<|message|>{"name": "Ada Lovelace", "age": 36}<|return|>"#;
     let answer = tokenizer.encode_with_specials(answer.as_bytes())?;
     let walked = seconds(&mut || {

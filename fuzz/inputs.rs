@@ -76,7 +76,7 @@ pub fn is_gguf(data: &[u8]) -> bool {
 }
 
 pub fn is_gguf_tokenizer(data: &[u8]) -> bool {
-    match Gguf::read(&Bytes::copy_from_slice(data)).and_then(|file| GgufTokenizer::of(&file)) {
+    match Gguf::read(&Bytes::copy_from_slice(data)).and_then(|file| GgufTokenizer::from_gguf(&file)) {
         Ok(tokenizer) => use_tokenizer(Tokenizer::from_gguf(&tokenizer, None, Some(Split::O200k))),
         Err(error) => refused(&error),
     }

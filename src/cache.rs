@@ -21,7 +21,7 @@ use super::kernels::show::{KernelArgs, RenderedFor};
 use super::output::Output;
 use super::usage::UsageError;
 use kernel::object::cache::{
-    Cache, CacheError, Difference, Explanation, Folder, Limits, Listed, PruneOptions, Removed, parse_size,
+    Cache, CacheError, CacheLimits, Difference, Explanation, Folder, Listed, PruneOptions, Removed, parse_size,
 };
 use kernel::object::compile::Request;
 use kernel::object::store::Store;
@@ -162,7 +162,7 @@ fn ls(folder: &Folder, sort: Sort, output: &Output) -> anyhow::Result<()> {
         let rows: Vec<Vec<String>> = entries.iter().map(row).collect();
         output.table(&header, &rows, &["size", "compile ms", "last used"])?;
     }
-    let limit = human_bytes(Limits::from_env()?.max_bytes);
+    let limit = human_bytes(CacheLimits::from_env()?.max_bytes);
     output.note(&format!("{} entries, {} of at most {limit}, in {root}", entries.len(), human_bytes(bytes)));
     Ok(())
 }
@@ -246,7 +246,7 @@ fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &
     }
     let RenderedFor { kernel, target, .. } = args.render(label)?;
     let store = Store::from_env()?;
-    let key = store.key(&Request::of(&kernel, &target))?;
+    let key = store.key(&Request::new(&kernel, &target))?;
     print_explanation(&format!("{label} for {}", target.id()), &store.cache().explain(&key), output)
 }
 
@@ -321,7 +321,7 @@ fn verify(folder: &Folder, repair: bool, output: &Output) -> anyhow::Result<()> 
 fn prune(folder: &Folder, max: Option<&str>, older_days: Option<u32>, output: &Output) -> anyhow::Result<()> {
     let max_bytes = match max {
         Some(size) => parse_size(size).map_err(|error| UsageError(error.to_string()))?,
-        None => Limits::from_env()?.max_bytes,
+        None => CacheLimits::from_env()?.max_bytes,
     };
     let older_than = older_days.map(|days| Duration::from_secs(u64::from(days) * 24 * 3600));
     report_removed(&folder.prune(&PruneOptions { max_bytes, older_than })?, output)

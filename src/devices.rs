@@ -65,8 +65,9 @@ pub(crate) fn run(_: Args, output: &Output) -> anyhow::Result<()> {
     let found = Runtime::ALL.into_iter().zip(&opened).filter_map(|(kind, (_, it))| Some((kind, it.as_ref().ok()?)));
     // A GPU that cannot be opened has said so.
     let links: Vec<Link> =
-        found.flat_map(|(kind, runtime)| gpu_links::of(kind, &**runtime).unwrap_or_default()).collect();
-    let runtimes: Vec<(&str, Opened)> = opened.iter().map(|(name, runtime)| (*name, Opened::of(runtime))).collect();
+        found.flat_map(|(kind, runtime)| gpu_links::list(kind, &**runtime).unwrap_or_default()).collect();
+    let runtimes: Vec<(&str, Opened)> =
+        opened.iter().map(|(name, runtime)| (*name, Opened::from_result(runtime))).collect();
     if output.is_json() {
         #[derive(Serialize)]
         struct Report {
@@ -142,7 +143,7 @@ impl Listed {
 }
 
 impl Opened {
-    fn of(runtime: &Result<Box<dyn GpuRuntime>, GpuError>) -> Self {
+    fn from_result(runtime: &Result<Box<dyn GpuRuntime>, GpuError>) -> Self {
         match runtime {
             Ok(runtime) => Self {
                 library: Some(runtime.path().display().to_string()),

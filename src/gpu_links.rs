@@ -40,7 +40,7 @@ impl Link {
 ///
 /// # Errors
 /// In words, if a GPU cannot be opened.
-pub(super) fn of(runtime: Runtime, opened: &dyn GpuRuntime) -> Result<Vec<Link>, String> {
+pub(super) fn list(runtime: Runtime, opened: &dyn GpuRuntime) -> Result<Vec<Link>, String> {
     let n_devices = opened.n_devices();
     if n_devices < 2 {
         return Ok(Vec::new());

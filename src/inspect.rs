@@ -9,7 +9,7 @@ use crate::args::ModelArgs;
 use format::Dtype;
 use model::checkpoint::Tensor;
 use model::checkpoint::bin::HEADER;
-use model::checkpoint::layout::Finding;
+use model::checkpoint::layout::LayoutFinding;
 use model::config::ModelConfig;
 use model::family::known::gpt_oss;
 use system::units::{grouped, human_bytes};
@@ -43,19 +43,19 @@ struct Report<'a> {
     family: &'static str,
     config: &'a ModelConfig,
     findings: Vec<FindingReport<'a>>,
-    tensors: Vec<Row>,
+    tensors: Vec<StoredTensorRow>,
 }
 
 #[derive(Serialize)]
 struct FindingReport<'a> {
     #[serde(flatten)]
-    finding: &'a Finding,
+    finding: &'a LayoutFinding,
     message: String,
 }
 
 /// One tensor, or the same tensor of all layers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Row {
+struct StoredTensorRow {
     name: String,
     count: usize,
     dtype: Dtype,
@@ -91,7 +91,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 impl<'a> FindingReport<'a> {
-    fn new(finding: &'a Finding) -> Self {
+    fn new(finding: &'a LayoutFinding) -> Self {
         Self { finding, message: finding.to_string() }
     }
 }
@@ -120,7 +120,7 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     output.table(header, &fields, &["value"])?;
     output.line("")?;
 
-    let rows: Vec<Vec<String>> = report.tensors.iter().map(Row::cells).collect();
+    let rows: Vec<Vec<String>> = report.tensors.iter().map(StoredTensorRow::cells).collect();
     let header = ["tensor", "count", "dtype", "shape", "offset B", "size"];
     output.table(&header, &rows, &["count", "offset B", "size"])?;
     let count: usize = report.tensors.iter().map(|row| row.count).sum();
@@ -133,10 +133,10 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
 }
 
 /// The tensors in the order of the file; without `all`, layers are folded into one row.
-fn rows<'a>(tensors: impl Iterator<Item = &'a Tensor>, all: bool) -> Vec<Row> {
+fn rows<'a>(tensors: impl Iterator<Item = &'a Tensor>, all: bool) -> Vec<StoredTensorRow> {
     let mut tensors: Vec<&Tensor> = tensors.collect();
     tensors.sort_by_key(|tensor| tensor.file_offset);
-    let mut rows: Vec<Row> = Vec::new();
+    let mut rows: Vec<StoredTensorRow> = Vec::new();
     for tensor in tensors {
         let name = if all { tensor.name.clone() } else { folded(&tensor.name) };
         let bytes = tensor.len_bytes() as u64;
@@ -145,7 +145,7 @@ fn rows<'a>(tensors: impl Iterator<Item = &'a Tensor>, all: bool) -> Vec<Row> {
                 row.count += 1;
                 row.bytes += bytes;
             }
-            None => rows.push(Row {
+            None => rows.push(StoredTensorRow {
                 name,
                 count: 1,
                 dtype: tensor.dtype,
@@ -166,7 +166,7 @@ fn folded(name: &str) -> String {
     }
 }
 
-impl Row {
+impl StoredTensorRow {
     fn cells(&self) -> Vec<String> {
         let shape: Vec<String> = self.shape.iter().map(usize::to_string).collect();
         vec![

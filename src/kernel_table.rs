@@ -4,12 +4,12 @@
 use serde_json::{Value, json};
 
 use engine::plan::profile::{Profile, ProfileEntry};
-use workbench::bench::limits::Limits;
+use workbench::bench::limits::MachineLimits;
 
 /// A profile and what it is held against.
 pub(super) struct KernelTable<'a> {
     pub(crate) profile: &'a Profile,
-    pub(crate) limits: &'a Limits,
+    pub(crate) limits: &'a MachineLimits,
     /// What the figures are of: their sums are divided by it.
     pub(crate) n_steps: usize,
 }

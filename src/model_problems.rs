@@ -14,7 +14,7 @@ use kernel::template::signature::Signature;
 use kernel::template::{Precision, Problem};
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
-use model::checkpoint::tensor_parallel::TpRank;
+use model::config::tensor_parallel::TpRank;
 use model::config::{ModelConfig, NamedShape};
 
 /// Most rows of a step, as `run` has it.
@@ -39,7 +39,7 @@ pub(crate) struct InModel {
 ///
 /// # Errors
 /// If the KV cache cannot be laid out.
-pub(crate) fn of(
+pub(crate) fn list(
     op: &str,
     shape: NamedShape,
     precision: Precision,
@@ -120,10 +120,10 @@ mod tests {
         let target = Target::gpu("gfx1100").expect("known");
         let library = Library::from_layers(vec![Layer::built_in()]);
         for op in ["change_logits", "min_p", "logprobs", "take_token"] {
-            let found = of(op, NamedShape::gpt_oss_20b(), Precision::Bf16, &target, &library, &[])
+            let found = list(op, NamedShape::gpt_oss_20b(), Precision::Bf16, &target, &library, &[])
                 .expect("the cache can be laid out");
             let [one] = found.as_slice() else { panic!("{op}: {found:?}") };
-            let setup = |scalars| Setup::of(&one.problem, 1, StepKind::Decode, 1024, 0).with(scalars);
+            let setup = |scalars| Setup::for_problem(&one.problem, 1, StepKind::Decode, 1024, 0).with(scalars);
             let work = timing::work(&library, &one.problem, &setup(&one.scalars)).expect("its shapes are known");
             assert!(work.total_bytes() > 0.0, "{op}: {work:?}");
             assert!(timing::work(&library, &one.problem, &setup(&BTreeMap::new())).is_err(), "{op} has no others");

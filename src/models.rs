@@ -26,7 +26,7 @@ use model::checkpoint::layout::Layout;
 use model::checkpoint::tensors::{Group, groups, parameters};
 use model::config::{ModelConfig, NamedShape};
 use model::family::known::{Broken, broken, put_first, read_file};
-use model::family::{Family, Format, known, named};
+use model::family::{Family, NamingScheme, known, named};
 use system::units::{grouped, human_bytes};
 
 /// List, show and check model families (models/*.toml)
@@ -72,7 +72,7 @@ struct Shape {
 
 /// A tensor, or the same tensor of all layers.
 #[derive(Serialize)]
-struct Row {
+struct FamilyTensorRow {
     name: String,
     count: usize,
     shape: Vec<usize>,
@@ -96,7 +96,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 fn ls(output: &Output) -> anyhow::Result<()> {
-    let shapes_of = |family: &Family| NamedShape::of(family).map(Shape::of).collect::<Vec<Shape>>();
+    let shapes_of = |family: &Family| NamedShape::all_of_family(family).map(Shape::from_named).collect::<Vec<Shape>>();
     let of_broken = |broken: &Broken| json!({"file": broken.path, "error": broken.error.to_string()});
     if output.is_json() {
         let of = |family: &&Family| json!({"name": family.name, "shapes": shapes_of(family)});
@@ -123,7 +123,7 @@ fn ls(output: &Output) -> anyhow::Result<()> {
 }
 
 impl Shape {
-    fn of(shape: NamedShape) -> Self {
+    fn from_named(shape: NamedShape) -> Self {
         let config = shape.config(None);
         let (name, layers) = (shape.name(), config.num_hidden_layers);
         let bytes = groups(&config).iter().map(bytes_of).sum();
@@ -149,12 +149,12 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
             return Err(UsageError(format!("`{}` is of the family `{of}`, not of `{name}`", shape.name())).into());
         }
         Some(shape) => shape,
-        None => NamedShape::of(family)
+        None => NamedShape::all_of_family(family)
             .next()
             .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes], of which one would be shown")))?,
     };
     let config = shape.config(None);
-    let rows: Vec<Row> = groups(&config).iter().map(|group| Row::of(group, &config)).collect();
+    let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(|group| FamilyTensorRow::new(group, &config)).collect();
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
     let library = Library::load(&Library::default_search(None))?;
     let checkpoint = Checkpoint::random(config.clone(), Encoding::default(), 0)?;
@@ -168,7 +168,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     }
     let bytes: u64 = rows.iter().map(|row| row.bytes).sum();
     output.line(&format!("{}: {} parameters, {}\n", shape.name(), grouped(total), human_bytes(bytes)))?;
-    let cells = |row: &Row| {
+    let cells = |row: &FamilyTensorRow| {
         let (count, shape) = (row.count.to_string(), format!("{:?}", row.shape));
         vec![row.name.clone(), count, shape, human_bytes(row.bytes), row.hf.clone(), row.gguf.clone()]
     };
@@ -180,8 +180,8 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     Ok(output.table(&["node", "count", "op", "weights", "contract"], &cells, &["count", "weights"])?)
 }
 
-impl Row {
-    fn of(group: &Group, config: &ModelConfig) -> Self {
+impl FamilyTensorRow {
+    fn new(group: &Group, config: &ModelConfig) -> Self {
         let stored = |format| {
             let pieces = group.tensor.pieces(format, &config.scope());
             pieces.into_iter().map(|piece| piece.name).collect::<Vec<_>>().join(" + ")
@@ -192,9 +192,9 @@ impl Row {
             count,
             parameters: group.elements().expect("published models fit 64 bits") * count as u64,
             bytes: bytes_of(group),
-            openai: stored(Format::OpenAi),
-            hf: stored(Format::HuggingFace),
-            gguf: stored(Format::Gguf),
+            openai: stored(NamingScheme::OpenAi),
+            hf: stored(NamingScheme::HuggingFace),
+            gguf: stored(NamingScheme::Gguf),
             shape: group.shape.clone(),
         }
     }

@@ -16,8 +16,8 @@ use super::run::chat::ConversationTooLong;
 use super::run::getp::merge::NotMerged;
 use super::usage::UsageError;
 use batch::BatchError;
-use batch::asked::LineError;
 use batch::records::RecordsError;
+use batch::request_line::LineError;
 use batch::source::SourceError;
 use chat::chat_format::ChatFormatError;
 use chat::chat_format::specials::SpecialsError;
@@ -67,50 +67,50 @@ pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode
 
 /// The hint of an error of ours. Every error type that has hints is listed here.
 pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
-    fn of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+    fn hint_of<E: Hint + std::error::Error + 'static>(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
         cause.downcast_ref::<E>().and_then(Hint::hint)
     }
     let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
-        of::<BatchError>,
-        of::<CacheError>,
-        of::<CheckpointError>,
-        of::<CompileError>,
-        of::<DecodeError>,
-        of::<DeviceError>,
-        of::<EngineError>,
-        of::<EngineFailure>,
-        of::<ExportError>,
-        of::<FamilyError>,
-        of::<ForwardError>,
-        of::<GpuError>,
-        of::<PeersError>,
-        of::<NotInHub>,
-        of::<NotMerged>,
-        of::<BlueprintError>,
-        of::<ChatFormatError>,
-        of::<IsaError>,
-        of::<KvTooLarge>,
-        of::<LauncherError>,
-        of::<LibraryError>,
-        of::<LimitsError>,
-        of::<LineError>,
-        of::<LlvmError>,
-        of::<ConversationTooLong>,
-        of::<NotReady>,
-        of::<PipelineError>,
-        of::<PredictError>,
-        of::<RecordsError>,
-        of::<RenderError>,
-        of::<ReplicaError>,
-        of::<ReplayError>,
-        of::<SourceError>,
-        of::<SpecialsError>,
-        of::<StoreError>,
-        of::<TargetError>,
-        of::<TensorParallelError>,
-        of::<TokenizerError>,
-        of::<TooFewDevices>,
-        of::<TuningError>,
+        hint_of::<BatchError>,
+        hint_of::<CacheError>,
+        hint_of::<CheckpointError>,
+        hint_of::<CompileError>,
+        hint_of::<DecodeError>,
+        hint_of::<DeviceError>,
+        hint_of::<EngineError>,
+        hint_of::<EngineFailure>,
+        hint_of::<ExportError>,
+        hint_of::<FamilyError>,
+        hint_of::<ForwardError>,
+        hint_of::<GpuError>,
+        hint_of::<PeersError>,
+        hint_of::<NotInHub>,
+        hint_of::<NotMerged>,
+        hint_of::<BlueprintError>,
+        hint_of::<ChatFormatError>,
+        hint_of::<IsaError>,
+        hint_of::<KvTooLarge>,
+        hint_of::<LauncherError>,
+        hint_of::<LibraryError>,
+        hint_of::<LimitsError>,
+        hint_of::<LineError>,
+        hint_of::<LlvmError>,
+        hint_of::<ConversationTooLong>,
+        hint_of::<NotReady>,
+        hint_of::<PipelineError>,
+        hint_of::<PredictError>,
+        hint_of::<RecordsError>,
+        hint_of::<RenderError>,
+        hint_of::<ReplicaError>,
+        hint_of::<ReplayError>,
+        hint_of::<SourceError>,
+        hint_of::<SpecialsError>,
+        hint_of::<StoreError>,
+        hint_of::<TargetError>,
+        hint_of::<TensorParallelError>,
+        hint_of::<TokenizerError>,
+        hint_of::<TooFewDevices>,
+        hint_of::<TuningError>,
     ];
-    hints.iter().find_map(|of| of(cause))
+    hints.iter().find_map(|hint_of| hint_of(cause))
 }

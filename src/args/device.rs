@@ -11,8 +11,8 @@ use format::Dtype;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::template::Precision;
-use model::checkpoint::tensor_parallel::TpRank;
 use model::checkpoint::{Checkpoint, Tensor};
+use model::config::tensor_parallel::TpRank;
 
 use super::kv::KvArgs;
 use super::room::Room;

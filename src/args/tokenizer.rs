@@ -60,7 +60,7 @@ fn open(path: &Path, vocab_size: Option<usize>, split: Option<Split>) -> anyhow:
         return Ok(Tokenizer::from_file(file, vocab_size, split)?);
     }
     let in_file = |source| TokenizerError::File { path: path.to_owned(), source: Box::new(source) };
-    let tokenizer = |gguf: Gguf| Ok(GgufTokenizer::of(&gguf)?);
+    let tokenizer = |gguf: Gguf| Ok(GgufTokenizer::from_gguf(&gguf)?);
     match Gguf::open(path).and_then(|gguf| gguf.map(tokenizer).transpose()) {
         Ok(Some(gguf)) => Ok(Tokenizer::from_gguf(&gguf, vocab_size, split).map_err(in_file)?),
         Ok(None) => Ok(Tokenizer::from_file(path, vocab_size, split)?),

@@ -19,7 +19,7 @@ use model::config::NamedShape;
 use report::{Kernels, Report};
 use workbench::bench::measure::{Bench, Measured};
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{Asked, Kind, Suite, Work};
+use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
 use workbench::bench::{limits, links};
 
 /// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
@@ -101,7 +101,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let chosen = DeviceArgs { device, ..args.device.clone() };
     let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?.at(precision);
-    let suite = Suite::of(&args.asked(), pipeline.target());
+    let suite = Suite::new(&args.asked(), pipeline.target());
     let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     let n_devices = args.device.tp as usize;
@@ -158,16 +158,16 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    fn run(&mut self, works: &[Work], sizes: Sizes, is_gpu: bool) -> anyhow::Result<Vec<Measured>> {
+    fn run(&mut self, works: &[Workload], sizes: Sizes, is_gpu: bool) -> anyhow::Result<Vec<Measured>> {
         let mut cache = self.args.cache.clone();
-        if let [Work::Prefill { tokens }] = works {
+        if let [Workload::Prefill { tokens }] = works {
             let chunk = is_gpu.then_some((*tokens).min(GPU_PREFILL_CHUNK) as u32).or(cache.chunk);
             cache.chunk = self.args.prefill_chunk.or(chunk);
         }
         let start = Instant::now();
         let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;
         let load_s = start.elapsed().as_secs_f64();
-        let model = Model::of(self.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtype);
         let profiles = self.args.kernels || self.args.svg.is_some();
         let effort = self.suite.effort;
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles, load_s };
@@ -178,8 +178,8 @@ impl Session<'_> {
 }
 
 impl Args {
-    fn asked(&self) -> Asked {
-        Asked {
+    fn asked(&self) -> SuiteOptions {
+        SuiteOptions {
             kinds: self.work.clone(),
             batches: self.batch.clone(),
             context: self.context,

@@ -74,7 +74,7 @@ fn svg(heading: &str, roof: &Roof, works: &[(String, &Profile)]) -> String {
 fn panel(title: &str, roof: &Roof, profile: &Profile) -> String {
     let step_s = profile.step_time.as_secs_f64().max(1e-12);
     let points: Vec<Point> =
-        profile.rows().into_iter().map(|(node, template, entry)| Point::of(node, template, entry, step_s)).collect();
+        profile.rows().into_iter().map(|(node, template, entry)| Point::new(node, template, entry, step_s)).collect();
     let axes = Axes::around(roof, &points);
     let mut text = label(LEFT, 40.0, "start", 14, title);
     text += &axes.grid();
@@ -98,7 +98,7 @@ fn panel(title: &str, roof: &Roof, profile: &Profile) -> String {
 }
 
 impl Point {
-    fn of(node: &str, template: &str, entry: ProfileEntry, step_s: f64) -> Self {
+    fn new(node: &str, template: &str, entry: ProfileEntry, step_s: f64) -> Self {
         let seconds = entry.time.as_secs_f64().max(1e-12);
         Self {
             name: format!("{node} ({template})"),
@@ -242,7 +242,7 @@ mod tests {
         let points: Vec<Point> = profile()
             .rows()
             .into_iter()
-            .map(|(node, template, entry)| Point::of(node, template, entry, 1e-2))
+            .map(|(node, template, entry)| Point::new(node, template, entry, 1e-2))
             .collect();
         // 10 GB in 5 ms are 2 TB/s; an operation per byte.
         assert_eq!((points[0].intensity, points[0].flop_per_s), (1.0, 2e12));

@@ -6,7 +6,7 @@ use crate::args::kernel_counts;
 use crate::kernel_table::KernelTable;
 use crate::output::Output;
 use engine::Engine;
-use workbench::bench::limits::Limits;
+use workbench::bench::limits::MachineLimits;
 use workbench::bench::links::Links;
 use workbench::bench::measure::Measured;
 
@@ -22,7 +22,7 @@ pub(super) struct Report<'a> {
     pub(crate) device: String,
     pub(crate) target: String,
     /// Those of one device.
-    pub(crate) limits: &'a Limits,
+    pub(crate) limits: &'a MachineLimits,
     /// How many compute the model together.
     pub(crate) n_devices: usize,
     /// What these are to each other.

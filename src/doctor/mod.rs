@@ -23,7 +23,7 @@ use data::Origin;
 use engine::device::Device;
 use engine::kernel_driver::KernelDriver;
 use hint::Hint;
-use kernel::object::cache::{Cache, Folder, Limits};
+use kernel::object::cache::{Cache, CacheLimits, Folder};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for, temporary_room};
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -91,12 +91,12 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let own = [
         cpu(),
         memory(),
-        Check::of("C compiler", true, c_compiler(&compiler)),
-        Check::of("temporary", true, temporary()),
+        Check::from_result("C compiler", true, c_compiler(&compiler)),
+        Check::from_result("temporary", true, temporary()),
         cache(),
-        Check::of("templates", true, templates()),
-        Check::of("tuning", true, tuning()),
-        Check::of("self-check", true, self_check::run()),
+        Check::from_result("templates", true, templates()),
+        Check::from_result("tuning", true, tuning()),
+        Check::from_result("self-check", true, self_check::run()),
     ];
     let driver = KernelDriver::read(&runtimes::system_root());
     let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &driver, &compiler));
@@ -125,7 +125,7 @@ impl Check {
         Self { name, state: State::Ok, needed: true, details, hint: None }
     }
 
-    fn of(name: &'static str, needed: bool, result: anyhow::Result<Vec<String>>) -> Self {
+    fn from_result(name: &'static str, needed: bool, result: anyhow::Result<Vec<String>>) -> Self {
         let error = match result {
             Ok(details) => return Self { needed, ..Self::ok(name, details) },
             Err(error) => error,
@@ -202,13 +202,13 @@ fn temporary() -> anyhow::Result<Vec<String>> {
 /// sense is.
 fn cache() -> Check {
     match Store::from_env() {
-        Err(error) => Check::of("cache", true, Err(error.into())),
-        Ok(_) => Check::of("cache", false, cache_folder()),
+        Err(error) => Check::from_result("cache", true, Err(error.into())),
+        Ok(_) => Check::from_result("cache", false, cache_folder()),
     }
 }
 
 fn cache_folder() -> anyhow::Result<Vec<String>> {
-    let (root, limit) = (Cache::default_root()?, human_bytes(Limits::from_env()?.max_bytes));
+    let (root, limit) = (Cache::default_root()?, human_bytes(CacheLimits::from_env()?.max_bytes));
     let entries = Folder::open(&root)?.list()?;
     let bytes = human_bytes(entries.iter().map(|entry| entry.size_bytes).sum());
     Ok(vec![format!("{}: usable, {} entries, {bytes} of at most {limit}", root.display(), entries.len())])
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn what_is_not_there_is_missing_and_what_does_not_work_has_failed() {
         let absent = CompileError::NoHostCompiler { looked_for: vec!["`cc`".into()] };
-        let check = Check::of("C compiler", true, Err(absent.into()));
+        let check = Check::from_result("C compiler", true, Err(absent.into()));
         assert_eq!(check.state, State::Missing);
         assert!(check.hint.as_ref().is_some_and(|hint| hint.contains("apt install gcc")), "{check:?}");
 
@@ -252,7 +252,7 @@ mod tests {
             how: How::Crashed { signal: 6 },
             log: "first\n\nsecond".into(),
         };
-        let check = Check::of("hipRTC", false, Err(broken.into()));
+        let check = Check::from_result("hipRTC", false, Err(broken.into()));
         assert_eq!(check.state, State::Failed);
         let text = check.text();
         assert!(text.starts_with("failed   hipRTC       could not compile"), "{text}");

@@ -9,7 +9,7 @@ use regex::bytes::Regex;
 use super::super::gpu_links::{self, Link};
 use super::{Check, State};
 use engine::device::open_runtime;
-use engine::kernel_driver::{Finding, Gpu, KernelDriver, RuntimeSeen};
+use engine::kernel_driver::{DriverFinding, Gpu, KernelDriver, RuntimeSeen};
 use hint::{Hint, chain};
 use kernel::object::compile::{Compilers, compiler_for};
 use kernel::target::Target;
@@ -38,7 +38,7 @@ pub(super) fn amd_driver(driver: &KernelDriver) -> Check {
 }
 
 /// What to do about all of them.
-fn hints(findings: &[Finding]) -> Option<String> {
+fn hints(findings: &[DriverFinding]) -> Option<String> {
     let mut hints: Vec<&str> = Vec::new();
     for finding in findings {
         if !hints.contains(&finding.hint.as_str()) {
@@ -59,7 +59,7 @@ pub(super) fn checks(runtime: Runtime, driver: &KernelDriver, compilers: &Compil
     let arch = arch.or_else(|| Some(driver.gpus.first().filter(|_| runtime == Runtime::Hip)?.arch.clone()));
     let compiler = compiler_for(&Target::gpu(known).expect("an arch with a table"));
     let probed = probe(compilers, compiler.name(), arch.as_deref().unwrap_or(known));
-    [check, Check::of(compiler.title(), false, probed)]
+    [check, Check::from_result(compiler.title(), false, probed)]
 }
 
 fn not_opened(runtime: Runtime, error: &GpuError, driver: &KernelDriver) -> Check {
@@ -100,7 +100,7 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         }
     }
     if opened.n_devices() > 1 && state == State::Ok {
-        match gpu_links::of(runtime, opened) {
+        match gpu_links::list(runtime, opened) {
             Ok(links) => details.extend(links.iter().map(Link::line)),
             Err(problem) => details.push(problem),
         }
@@ -121,7 +121,7 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
 }
 
 /// What keeps this HIP runtime from GPUs that the driver has.
-fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<Finding> {
+fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<DriverFinding> {
     let library = library_file(&opened.path());
     let knows = |arch: &str| lists(&fs::read(library.as_ref()?).ok()?, arch);
     let seen = RuntimeSeen { release: opened.release(), n_devices: opened.n_devices(), knows: &knows };

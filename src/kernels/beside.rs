@@ -110,7 +110,8 @@ impl Choosers {
         let mut all: Vec<Beside> = Vec::new();
         let mut known: Vec<Problem> = Vec::new();
         let op = template.ops.join("+");
-        for found in model_problems::of(&op, args.model, precision, target, self.ours.library(), &self.ours.fusions())?
+        for found in
+            model_problems::list(&op, args.model, precision, target, self.ours.library(), &self.ours.fusions())?
         {
             let problem = found.problem;
             if known.contains(&problem) || template.fits(&problem, target).is_err() {
@@ -129,7 +130,7 @@ impl Choosers {
             let today = self.today.ranking(&problem, n_rows, step).ok();
             let incumbent = today.and_then(|ranking| ranking.choices.into_iter().next());
             let incumbent = incumbent.map(|one| Candidate { template: one.template, params: one.params });
-            let setup = Setup::of(&problem, args.tokens, step, args.context, 0).with(&found.scalars);
+            let setup = Setup::for_problem(&problem, args.tokens, step, args.context, 0).with(&found.scalars);
             all.push(Beside { label: found.label, problem, setup, candidate, incumbent });
         }
         if all.is_empty() && !known.is_empty() {

@@ -14,7 +14,7 @@ use crate::CHECK_WORKER;
 use crate::args::source::TargetArgs;
 use crate::output::Output;
 use crate::usage::UsageError;
-use engine::device::{Device, Ready, SEED_VARIABLE, simulator_seed, stand_in};
+use engine::device::{Device, OpenedDevice, SEED_VARIABLE, simulator_seed, stand_in};
 use kernel::object::compile::compiler_for;
 use kernel::object::store::Store;
 use kernel::target::compute_unit::ComputeUnit;
@@ -111,7 +111,7 @@ struct CheckFailed {
 struct Report {
     schema: u32,
     target: String,
-    templates: Vec<Row>,
+    templates: Vec<CheckRow>,
     broken: Vec<String>,
     /// With `--timings`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -131,7 +131,7 @@ struct Slowest {
 
 /// One template at one precision.
 #[derive(Serialize)]
-struct Row {
+struct CheckRow {
     op: String,
     variant: String,
     precision: &'static str,
@@ -174,11 +174,11 @@ struct Setup {
     store: Store,
     target: Target,
     /// What was opened for `--device`.
-    opened: Option<Ready>,
+    opened: Option<OpenedDevice>,
 }
 
 impl Setup {
-    fn of(args: &CheckArgs) -> anyhow::Result<Self> {
+    fn from_args(args: &CheckArgs) -> anyhow::Result<Self> {
         let source = &args.target.source;
         let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
         let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
@@ -211,7 +211,7 @@ impl Setup {
 /// # Errors
 /// If the check cannot be set up.
 pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
-    let mut setup = Setup::of(args)?;
+    let mut setup = Setup::from_args(args)?;
     let runs_on = match setup.opened.take() {
         Some(opened) => Some(opened),
         None => stand_in(&setup.target)?,
@@ -232,7 +232,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let (target, device, shape) = (&args.target, args.device.as_ref(), &args.shape);
         return watch::run(&Watch { file, target, device, shape, within, deadline }, output);
     }
-    let mut setup = Setup::of(args)?;
+    let mut setup = Setup::from_args(args)?;
     let is_simulated = setup.opened.take().is_none() && setup.target.is_real_gpu();
     let Setup { library, tables, store, target, .. } = &setup;
     let for_gpus = if args.speed { Some("--speed") } else { args.export.as_ref().map(|_| "--export") };
@@ -270,8 +270,9 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
     };
     let checked = checker.check_in_children(&selection, &children(args), &mut done)?;
-    let slowest = if args.timings { Slowest::of(&checked) } else { Vec::new() };
-    let rows: Vec<Row> = checked.into_iter().map(|checked| Row::of(checked, is_simulated, compute_unit)).collect();
+    let slowest = if args.timings { Slowest::among(&checked) } else { Vec::new() };
+    let rows: Vec<CheckRow> =
+        checked.into_iter().map(|checked| CheckRow::new(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
@@ -297,8 +298,8 @@ fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
     })
 }
 
-impl Row {
-    fn of(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
+impl CheckRow {
+    fn new(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
         let status = match (checked.is_right(), checked.ran, is_simulated) {
             (false, ..) => "wrong",
             (true, true, true) => "ok, simulated",
@@ -315,7 +316,7 @@ impl Row {
                 .filter(|_| checked.precision == Precision::Bf16 && checked.ran),
             worst_error: worst.filter(|worst| worst.is_finite()),
             is_without_size: worst.is_some_and(|worst| !worst.is_finite()),
-            uses: checked.uses.map(|uses| UsesRow::of(uses, compute_unit)),
+            uses: checked.uses.map(|uses| UsesRow::new(uses, compute_unit)),
             compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
             run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
@@ -347,7 +348,7 @@ impl Row {
 impl Slowest {
     const N: usize = 20;
 
-    fn of(checked: &[Checked]) -> Vec<Self> {
+    fn among(checked: &[Checked]) -> Vec<Self> {
         let mut all: Vec<(&Checked, &Cost)> =
             checked.iter().flat_map(|checked| checked.costs.iter().map(move |cost| (checked, cost))).collect();
         all.sort_by(|(_, one), (_, other)| other.ms.total_cmp(&one.ms));
@@ -376,7 +377,7 @@ fn print_slowest(slowest: &[Slowest], output: &Output) -> anyhow::Result<()> {
 }
 
 impl UsesRow {
-    fn of(uses: Uses, compute_unit: Option<ComputeUnit>) -> Self {
+    fn new(uses: Uses, compute_unit: Option<ComputeUnit>) -> Self {
         let Uses { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy } = uses;
         let max_waves = compute_unit.map(|unit| unit.waves_per_simd);
         Self { vgprs, sgprs, lds_bytes, spills, private_bytes, occupancy, max_waves }
@@ -392,7 +393,7 @@ impl UsesRow {
     }
 }
 
-fn print(rows: &[Row], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
+fn print(rows: &[CheckRow], broken: &[Broken], target: &Target, output: &Output) -> anyhow::Result<()> {
     const WORST: &str = "worst error, % of tolerance";
     let of_gpu = target.is_real_gpu();
     const TIMES: &str = "x rounding";

@@ -155,7 +155,7 @@ fn by_problem(
         if !of_op.contains_key(&one.op) {
             let fusions = chooser.fusions();
             let (target, library) = (chooser.target(), chooser.library());
-            let found = model_problems::of(&one.op, args.model, Precision::Bf16, target, library, &fusions)?;
+            let found = model_problems::list(&one.op, args.model, Precision::Bf16, target, library, &fusions)?;
             of_op.insert(one.op.clone(), found.into_iter().map(|found| found.problem).collect());
         }
         let Some(problem) = of_op[&one.op].iter().find(|problem| one.is_of(problem)) else { continue };
@@ -204,7 +204,7 @@ fn predicted(
             }
         };
         let context = measured.context.unwrap_or(args.context);
-        let setup = Setup::of(problem, measured.n_tokens, measured.step, context, 0);
+        let setup = Setup::for_problem(problem, measured.n_tokens, measured.step, context, 0);
         let work = match works.entry((measured.n_tokens, measured.step.name(), context)) {
             Entry::Occupied(known) => known.get().clone(),
             Entry::Vacant(new) => new.insert(timing::work(library, problem, &setup)?).clone(),

@@ -82,7 +82,7 @@ pub(super) fn run(args: &ShowArgs, output: &Output) -> anyhow::Result<()> {
     let rendered = args.kernel.render(&args.label)?;
     let kernel = &rendered.kernel;
     if output.is_json() {
-        return Ok(output.json(&Shown::of(&rendered))?);
+        return Ok(output.json(&Shown::new(&rendered))?);
     }
     output.note(&rendered.about());
     if !args.line_numbers {
@@ -151,7 +151,8 @@ impl KernelArgs {
         let fusions = library.fusions(target);
         let mut all = Vec::new();
         for &precision in &precisions {
-            for InModel { label, problem, .. } in model_problems::of(&op, shape, precision, target, library, &fusions)?
+            for InModel { label, problem, .. } in
+                model_problems::list(&op, shape, precision, target, library, &fusions)?
             {
                 // A contract of the user's may have other names.
                 if template.signature.check(&problem).is_ok() {
@@ -313,7 +314,7 @@ struct ShownProblem<'a> {
 }
 
 impl<'a> Shown<'a> {
-    fn of(rendered: &'a RenderedFor) -> Self {
+    fn new(rendered: &'a RenderedFor) -> Self {
         let RenderedFor { template, chosen, kernel, target } = rendered;
         let problem = &chosen.problem;
         Self {

@@ -24,10 +24,10 @@ struct Report {
     target: String,
     /// Where the numbers come from.
     predicted_by: &'static str,
-    limits: Limits,
+    limits: ProductLimits,
     /// Templates at the model's shapes.
     times: Vec<Time>,
-    kernels: Vec<Kernel>,
+    kernels: Vec<KernelReport>,
 }
 
 /// A template at one of a model's shapes, beside what runs today. All of it predicted, in microseconds.
@@ -47,7 +47,7 @@ struct Time {
 
 /// What the fastest product of the arch can do, as its maker states it.
 #[derive(Serialize)]
-struct Limits {
+struct ProductLimits {
     product: String,
     matrix_tflops: f64,
     matrix_flop_per_cycle_and_cu: u32,
@@ -56,17 +56,17 @@ struct Limits {
 }
 
 #[derive(Serialize)]
-struct Kernel {
+struct KernelReport {
     op: String,
     variant: String,
     precision: &'static str,
     case: String,
-    hot_loops: Vec<Row>,
+    hot_loops: Vec<HotLoopReport>,
     error: Option<String>,
 }
 
 #[derive(Serialize)]
-struct Row {
+struct HotLoopReport {
     /// Of its first instruction.
     address: String,
     instructions: usize,
@@ -106,7 +106,7 @@ pub(super) fn run(
     for template in checker.selected(selection) {
         // A template that fits no problem of the model has none to be held to.
         for beside in choosers.beside(template, shape)? {
-            times.push(Time::of(&beside, shape, choosers.predict(&beside, checker.store)?));
+            times.push(Time::new(&beside, shape, choosers.predict(&beside, checker.store)?));
         }
     }
     let mut kernels = Vec::new();
@@ -115,12 +115,12 @@ pub(super) fn run(
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
             Err(CodeError::Isa(error)) => return Err(error.into()),
-            _ => kernels.push(Kernel::of(speed, &unit)),
+            _ => kernels.push(KernelReport::new(speed, &unit)),
         }
     }
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
     let n_kernels = kernels.len();
-    let limits = Limits::of(product);
+    let limits = ProductLimits::from_product(product);
     let predicted_by = if of_amd { "llvm-mca" } else { "the schedule in the object" };
     if output.is_json() {
         output.json(&Report { schema: 1, target: arch, predicted_by, limits, times, kernels })?;
@@ -135,7 +135,7 @@ pub(super) fn run(
 }
 
 impl Time {
-    fn of(beside: &Beside, shape: &ShapeArgs, times: Times) -> Self {
+    fn new(beside: &Beside, shape: &ShapeArgs, times: Times) -> Self {
         let us = |one: &Result<Prediction, PredictError>| one.as_ref().ok().map(|one| 1e6 * one.seconds());
         let dims = beside.problem.dims.iter().map(|(name, value)| format!("{name} {value}"));
         Self {
@@ -172,8 +172,8 @@ fn print_times(times: &[Time], output: &Output) -> anyhow::Result<()> {
     Ok(output.table(&header, &cells, &RIGHT)?)
 }
 
-impl Limits {
-    fn of(product: &Product) -> Self {
+impl ProductLimits {
+    fn from_product(product: &Product) -> Self {
         Self {
             product: product.name.clone(),
             matrix_tflops: product.matrix_tflops(),
@@ -184,11 +184,11 @@ impl Limits {
     }
 }
 
-impl Kernel {
-    fn of(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
+impl KernelReport {
+    fn new(speed: KernelSpeed, unit: &ComputeUnit) -> Self {
         let KernelSpeed { op, variant, precision, case, loops } = speed;
         let (hot_loops, error) = match loops {
-            Ok(loops) => (loops.iter().map(|found| Row::of(found, unit)).collect(), None),
+            Ok(loops) => (loops.iter().map(|found| HotLoopReport::new(found, unit)).collect(), None),
             Err(error) => (Vec::new(), Some(error.to_string())),
         };
         Self { op, variant, precision: precision.name(), case, hot_loops, error }
@@ -206,8 +206,8 @@ impl Kernel {
     }
 }
 
-impl Row {
-    fn of(found: &HotLoop, unit: &ComputeUnit) -> Self {
+impl HotLoopReport {
+    fn new(found: &HotLoop, unit: &ComputeUnit) -> Self {
         let predicted = found.speed.map(|speed| {
             let share = |share: f64| Some(share).filter(|_| speed.matrix_cycles > 0.0);
             Predicted {
@@ -248,7 +248,7 @@ impl Row {
     }
 }
 
-fn print(kernels: &[Kernel], limits: &Limits, arch: &str, output: &Output) -> anyhow::Result<()> {
+fn print(kernels: &[KernelReport], limits: &ProductLimits, arch: &str, output: &Output) -> anyhow::Result<()> {
     const NUMBERS: [&str; 7] = [
         "instructions",
         "predicted cycles, alone",
@@ -261,7 +261,7 @@ fn print(kernels: &[Kernel], limits: &Limits, arch: &str, output: &Output) -> an
     let mut header = vec!["op", "variant", "precision", "loop"];
     header.extend(NUMBERS);
     header.push("shape");
-    let cells: Vec<Vec<String>> = kernels.iter().flat_map(Kernel::cells).collect();
+    let cells: Vec<Vec<String>> = kernels.iter().flat_map(KernelReport::cells).collect();
     output.table(&header, &cells, &NUMBERS)?;
     for kernel in kernels {
         if let Some(error) = &kernel.error {

@@ -68,7 +68,7 @@ enum On {
 /// # Errors
 /// If the file is no template, or there is nothing to try it on.
 pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
-    let place = Place::of(watch.file)?;
+    let place = Place::from_path(watch.file)?;
     let source = SourceArgs { templates: Some(place.templates.clone()), tuning: watch.target.source.tuning.clone() };
     let tables = source.tables()?;
     let (target, on) = watch.place(&place, &tables)?;
@@ -97,7 +97,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
 }
 
 impl Place {
-    fn of(file: &Path) -> anyhow::Result<Self> {
+    fn from_path(file: &Path) -> anyhow::Result<Self> {
         let full = file.canonicalize().with_context(|| format!("could not read `{}`", file.display()))?;
         let name = full.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let language = Language::ALL.into_iter().find(|language| name.ends_with(language.extension()));

@@ -31,7 +31,7 @@ use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;
 use model::tokenizer::Tokenizer;
 use system::bounded_process::this_program;
-use workbench::bench::limits::{self, Limits};
+use workbench::bench::limits::{self, MachineLimits};
 
 /// What `run` does with its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -196,13 +196,13 @@ fn show_profile(engine: &mut Engine, output: &Output) -> anyhow::Result<()> {
 
 /// The device's limits. A simulator has none, and where they cannot be measured the times are worth showing without
 /// them.
-fn limits_of(pipeline: &Pipeline, output: &Output) -> Limits {
+fn limits_of(pipeline: &Pipeline, output: &Output) -> MachineLimits {
     if pipeline.target().is_simulated {
-        return Limits::unknown();
+        return MachineLimits::unknown();
     }
     limits::measure(pipeline, limits::Care::Little).unwrap_or_else(|error| {
         output.warning(&format!("the device's limits could not be measured: {error:#}"));
-        Limits::unknown()
+        MachineLimits::unknown()
     })
 }
 
@@ -332,7 +332,7 @@ impl Args {
             _ if self.model.is_built_in() => Prompts::Plain,
             ChatFormat::Checkpoint | ChatFormat::Harmony => Prompts::Format,
         };
-        let specials = Specials::of(checkpoint, &tokenizer)?;
+        let specials = Specials::read(checkpoint, &tokenizer)?;
         let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
         let chat = choose(word, prompts, &has);
         let usual = prompter::Usual { current_date: current_date.to_owned(), reasoning: self.reasoning };
@@ -349,7 +349,7 @@ impl Args {
 
     /// Ids that end a sequence: the vocabulary's, and those of `--stop`.
     fn stop_ids(&self, checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> anyhow::Result<Vec<u32>> {
-        let mut ids = Specials::of(checkpoint, tokenizer)?.ends;
+        let mut ids = Specials::read(checkpoint, tokenizer)?.ends;
         for stop in &self.stop {
             let id = stop.parse().ok().or_else(|| tokenizer.special(stop));
             ids.push(id.ok_or_else(|| UsageError(format!("`--stop {stop}` is neither an id nor a special token")))?);

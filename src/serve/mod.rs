@@ -262,7 +262,7 @@ impl Args {
             any_model: self.any_model,
             date: self.date.clone().unwrap_or_default(),
             keys,
-            hosts: Hosts::of(address.ip(), &self.host, &self.allowed_hosts),
+            hosts: Hosts::for_address(address.ip(), &self.host, &self.allowed_hosts),
             timeouts: Timeouts { queue: self.queue_timeout, request: self.request_timeout },
             pace,
             cors_origins: self.cors_origin.clone(),

@@ -20,10 +20,10 @@ use model::tokenizer::Tokenizer;
 use serve::backend::Backend;
 use serve::engine_thread::EngineThread;
 use serve::failing::Failing;
-use serve::intake::Limits;
+use serve::intake::IntakeLimits;
 use serve::metrics::Metrics;
 use serve::replay::{Replay, Scripts};
-use serve::replica::{Ready, Replicas};
+use serve::replica::{Replicas, ServeReplicaReady};
 use system::bounded_process::this_program;
 
 /// A backend and what belongs to it.
@@ -80,16 +80,16 @@ impl Served {
         let checkpoint = args.model.open(output)?;
         let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
-        let limits = |ready: &[Ready]| {
+        let limits = |ready: &[ServeReplicaReady]| {
             let n_slots = ready.iter().map(|one| one.n_slots).sum();
-            let least = |of: fn(&Ready) -> usize| ready.iter().map(of).min().unwrap_or_default();
+            let least = |of: fn(&ServeReplicaReady) -> usize| ready.iter().map(of).min().unwrap_or_default();
             args.limits(n_slots, least(|one| one.context_tokens), least(|one| one.vocab_size))
         };
         let (mut sizes, mut shares_cores) = (String::new(), false);
-        let limits = |ready: &[Ready]| {
+        let limits = |ready: &[ServeReplicaReady]| {
             let limits = limits(ready);
             shares_cores = ready.iter().any(|one| one.shares_cores);
-            let Limits { n_slots, context_tokens, .. } = limits;
+            let IntakeLimits { n_slots, context_tokens, .. } = limits;
             sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
             limits
         };
@@ -106,7 +106,7 @@ impl Served {
         } else {
             let checkpoint = args.model.open(output)?;
             let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-            (Spoken::of(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
+            (Spoken::from_checkpoint(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
         };
         let Spoken { tokenizer, ends, chat } = spoken;
         let scripts = Scripts::read(path, &tokenizer)?;
@@ -129,8 +129,8 @@ pub(super) struct Spoken {
 }
 
 impl Spoken {
-    fn of(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
-        let specials = Specials::of(checkpoint, &tokenizer)?;
+    fn from_checkpoint(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
+        let specials = Specials::read(checkpoint, &tokenizer)?;
         let word = Word::of_family(checkpoint.config.family);
         Ok(Self::new(tokenizer, specials, word, checkpoint.origin.chat_template.as_deref()))
     }
@@ -147,16 +147,16 @@ impl Args {
     pub(super) fn spoken(&self, checkpoint: &Checkpoint) -> anyhow::Result<Spoken> {
         let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
         tokenizer.check_model(checkpoint.config.vocab_size)?;
-        Spoken::of(checkpoint, tokenizer)
+        Spoken::from_checkpoint(checkpoint, tokenizer)
     }
 
     pub(crate) fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
         self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
     }
 
-    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> Limits {
+    fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> IntakeLimits {
         let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
-        Limits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
+        IntakeLimits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
     }
 }
 

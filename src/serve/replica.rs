@@ -10,7 +10,7 @@ use crate::run::getp::signals::leave_to_the_parent;
 use chat::grammar::Grammars;
 use engine::Engine;
 use replica::child;
-use serve::replica::Ready;
+use serve::replica::ServeReplicaReady;
 use serve::replica::child::Orders;
 
 /// Loads the model and answers requests until nobody is left to ask.
@@ -32,9 +32,9 @@ pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn ready(engine: &Engine, fingerprint: String) -> Ready {
+fn ready(engine: &Engine, fingerprint: String) -> ServeReplicaReady {
     let layout = engine.kv_layout();
-    Ready {
+    ServeReplicaReady {
         n_slots: layout.n_slots,
         context_tokens: layout.capacity_tokens,
         vocab_size: engine.config().vocab_size,

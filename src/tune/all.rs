@@ -100,7 +100,7 @@ impl All<'_> {
         tuned: &mut Vec<Tuned>,
         has_others: bool,
     ) -> anyhow::Result<()> {
-        self.bar.begin(&tuner.job.asked[piece.problem].problem, piece);
+        self.bar.begin(&tuner.job.problems[piece.problem].problem, piece);
         let at = tuned.partition_point(|one| one.piece.n_tokens < piece.n_tokens);
         let below = at.checked_sub(1).map(|below| &tuned[below]);
         let result = match tuned.get(at) {

@@ -39,11 +39,11 @@ struct Differs {
 }
 
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let setup = Setup::of(&args.job, None, output)?;
+    let setup = Setup::from_args(&args.job, None, output)?;
     let choosers = [chooser(&args.a, &setup, args)?, chooser(&args.b, &setup, args)?];
     let mut differing: Vec<(Piece, [Candidate; 2])> = Vec::new();
     for piece in setup.all_pieces() {
-        let problem = &setup.job.asked[piece.problem].problem;
+        let problem = &setup.job.problems[piece.problem].problem;
         let of = |chooser: &Chooser| -> anyhow::Result<Candidate> {
             let choice = chooser.ranking(problem, piece.n_tokens as usize, piece.step)?.choices.swap_remove(0);
             Ok(Candidate { template: choice.template, params: choice.params })

@@ -4,7 +4,7 @@ use crate::args::source::{SourceArgs, named_target};
 use crate::output::Output;
 use kernel::choice::misplaced;
 use kernel::target::{self, Target};
-use kernel::tuning::lint::Finding;
+use kernel::tuning::lint::LintFinding;
 
 /// List gaps, overlaps, rows that nothing asks for or reaches, and rows that others beat
 #[derive(clap::Args)]
@@ -28,7 +28,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
             known.chain([Ok(Target::host())]).collect::<Result<_, _>>()?
         }
     };
-    let mut findings: Vec<Finding> = tables.findings(&targets);
+    let mut findings: Vec<LintFinding> = tables.findings(&targets);
     findings.extend(misplaced(&library, &tables, &targets));
     findings.sort();
     findings.dedup();
@@ -42,7 +42,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         output.note("nothing to find: no gaps, no overlaps, every row is reached and none is beaten");
         return Ok(());
     }
-    let row = |one: &Finding| vec![one.kind.name().to_owned(), one.place.clone(), one.text.clone()];
+    let row = |one: &LintFinding| vec![one.kind.name().to_owned(), one.place.clone(), one.text.clone()];
     output.table(&["finding", "row", "why"], &findings.iter().map(row).collect::<Vec<_>>(), &[])?;
     Ok(())
 }

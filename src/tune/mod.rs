@@ -232,7 +232,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder)?;
     }
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
-    let setup = Setup::of(&args.job, args.checkpoint.as_deref(), output)?;
+    let setup = Setup::from_args(&args.job, args.checkpoint.as_deref(), output)?;
     if args.stale && setup.stale().is_empty() {
         output.note(&format!("no row for {} is stale", setup.target().id()));
         return Ok(());

@@ -6,12 +6,12 @@ use crate::rows_plot::{self, Dot, Panel};
 use kernel::tuning::table::ProvenanceKind;
 use workbench::predict::Chip;
 use workbench::tune::judge::Time;
-use workbench::tune::tuner::{Entry, Tuned};
+use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// The picture. A ring is around what is chosen at a number of rows.
 pub(super) fn svg(all: &[Tuned], setup: &Setup) -> String {
     let target = setup.target();
-    let chip = setup.chooser.tables().facts(&target.arch).and_then(|facts| Chip::of(target, facts));
+    let chip = setup.chooser.tables().facts(&target.arch).and_then(|facts| Chip::for_target(target, facts));
     let of_problem = all.chunk_by(|a, b| (a.piece.problem, a.piece.step) == (b.piece.problem, b.piece.step));
     let panels: Vec<Panel> = of_problem.map(|of_problem| panel(of_problem, setup, chip.as_ref())).collect();
     let heading = setup.device().map_or_else(|| target.id(), |device| format!("{}, {device}", target.id()));
@@ -27,7 +27,7 @@ fn panel(of_problem: &[Tuned], setup: &Setup, chip: Option<&Chip>) -> Panel {
     let is_measured = setup.kind() == ProvenanceKind::Measured;
     let dots = of_problem.iter().flat_map(|tuned| {
         let choice = chosen(tuned).map(|(entry, _)| &entry.candidate);
-        let dot = move |(entry, time): (&Entry, &Time)| {
+        let dot = move |(entry, time): (&CandidateResult, &Time)| {
             let params = entry.candidate.params.iter().map(|(name, value)| format!("{name}={value}"));
             Dot {
                 rows: tuned.piece.n_tokens,

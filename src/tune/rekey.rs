@@ -81,7 +81,7 @@ impl Args {
             for (op, shape) in ops.iter().flat_map(|op| NamedShape::value_variants().iter().map(move |one| (op, *one)))
             {
                 for precision in [Precision::F32, Precision::Bf16] {
-                    let all = model_problems::of(op, shape, precision, target, &library, &fusions)?;
+                    let all = model_problems::list(op, shape, precision, target, &library, &fusions)?;
                     problems.extend(all.into_iter().map(|InModel { problem, .. }| problem));
                 }
             }

@@ -8,9 +8,9 @@ use super::{Args, write};
 use crate::output::Output;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem};
-use workbench::tune::job::{Job, Piece};
+use workbench::tune::job::{Piece, TuningJob};
 use workbench::tune::judge::{Reason, Time, Uses, Verdict};
-use workbench::tune::tuner::{Entry, Tuned};
+use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// None of the candidates gives what it should.
 #[derive(Debug, thiserror::Error)]
@@ -44,8 +44,8 @@ pub(super) fn short(problem: &Problem, piece: &Piece) -> String {
 }
 
 /// The same of a piece of a job.
-pub(super) fn title(job: &Job, piece: &Piece) -> String {
-    short(&job.asked[piece.problem].problem, piece)
+pub(super) fn title(job: &TuningJob, piece: &Piece) -> String {
+    short(&job.problems[piece.problem].problem, piece)
 }
 
 fn list(params: &Params) -> String {
@@ -67,7 +67,7 @@ pub(super) fn line(tuned: &Tuned) -> String {
     let Some((entry, time)) = workbench::tune::rows::chosen(tuned, None) else {
         return format!("{title}: nothing of {} is to be used{refused}", tuned.n_tried);
     };
-    let Entry { candidate, .. } = entry;
+    let CandidateResult { candidate, .. } = entry;
     let best = format!("{:.2} us by {} {}", time.median_us(), candidate.template.label(), list(&candidate.params));
     let against = match (tuned.is_present(entry), tuned.present_us()) {
         (true, _) => ", as now".to_owned(),
@@ -120,7 +120,7 @@ pub(super) fn piece(tuned: &Tuned, args: &Args, output: &Output) -> anyhow::Resu
     Ok(())
 }
 
-fn row(tuned: &Tuned, rank: usize, entry: &Entry, time: &Time) -> Vec<String> {
+fn row(tuned: &Tuned, rank: usize, entry: &CandidateResult, time: &Time) -> Vec<String> {
     let time_us = time.median_us();
     let marks = [
         (rank == 0).then_some("best"),
@@ -146,7 +146,7 @@ fn tflops(tuned: &Tuned, time_us: f64) -> Option<f64> {
     tuned.work.flop.map(|flop| flop / time_us / 1e6)
 }
 
-fn failures(tuned: &Tuned) -> impl Iterator<Item = (&Entry, Reason, &str)> {
+fn failures(tuned: &Tuned) -> impl Iterator<Item = (&CandidateResult, Reason, &str)> {
     tuned.entries.iter().filter_map(|entry| match &entry.verdict {
         Verdict::Refused { reason, text } => Some((entry, *reason, text.as_str())),
         Verdict::Time(_) => None,
@@ -201,7 +201,7 @@ struct Candidate<'a> {
     params: &'a Params,
 }
 
-fn named(entry: &Entry) -> Candidate<'_> {
+fn named(entry: &CandidateResult) -> Candidate<'_> {
     Candidate { label: entry.candidate.template.label(), params: &entry.candidate.params }
 }
 

@@ -28,12 +28,12 @@ use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
 use system::bounded_process::this_program;
 use workbench::tune::device::Device as Measuring;
-use workbench::tune::job::{Counts, Job, Piece};
+use workbench::tune::job::{Counts, Piece, TuningJob};
 use workbench::tune::journal::Journal;
 use workbench::tune::judge::Judge;
 use workbench::tune::predicted::Predicted;
 use workbench::tune::stale::{self, Stale};
-use workbench::tune::tuner::{Effort, Tuner};
+use workbench::tune::tuner::{TuneEffort, Tuner};
 
 /// What a last cache holds where no table says it, in bytes: as much as any has.
 const CACHE_BYTES: usize = 256 << 20;
@@ -53,7 +53,7 @@ pub(super) struct Setup {
     tables: TuningTables,
     pub(crate) store: Store,
     /// What there is to tune.
-    pub(crate) job: Job,
+    pub(crate) job: TuningJob,
     /// Which of its problems.
     which: BTreeSet<usize>,
     pub(crate) checkpoint: Checkpoint,
@@ -85,7 +85,7 @@ impl<'a> Judging<'a> {
 
 impl Setup {
     /// Opens what the command line names.
-    pub(crate) fn of(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+    pub(crate) fn from_args(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
@@ -95,7 +95,7 @@ impl Setup {
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
-            let problem = &job.asked[i].problem;
+            let problem = &job.problems[i].problem;
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
         let store = Store::from_env()?;
@@ -119,7 +119,7 @@ impl Setup {
 
     /// The problems that are tuned.
     pub(crate) fn problems(&self) -> impl Iterator<Item = &Problem> {
-        self.which.iter().map(|&i| &self.job.asked[i].problem)
+        self.which.iter().map(|&i| &self.job.problems[i].problem)
     }
 
     /// The device in words, or what stands in for it.
@@ -128,7 +128,7 @@ impl Setup {
     }
 
     /// Opens the device that measures, for whole steps.
-    pub fn open(&self) -> anyhow::Result<device::Ready> {
+    pub fn open(&self) -> anyhow::Result<device::OpenedDevice> {
         let (_, device) = self.opened.as_ref().expect("only what measures is opened");
         match (&self.args.arch, device) {
             (Some(arch), Device::Auto) => Ok(device::of_arch(arch, self.chooser.tables())?),
@@ -166,7 +166,7 @@ impl Setup {
     /// The numbers of rows that are tuned.
     pub(crate) fn counts(&self) -> Counts {
         let JobArgs { tokens, rows, .. } = &self.args;
-        let mut counts = Counts::of(self.target());
+        let mut counts = Counts::for_target(self.target());
         if !tokens.is_empty() {
             counts = Counts::only(tokens);
         }
@@ -204,7 +204,7 @@ impl Setup {
         stale::rows(&self.job, &self.chooser)
     }
 
-    pub(crate) fn effort(&self) -> Effort {
+    pub(crate) fn effort(&self) -> TuneEffort {
         let JobArgs { most, variant, params, op, .. } = &self.args;
         // A model's doubts are larger than what more parameters find.
         let (usual, most_times) = match (self.kind(), op.is_empty()) {
@@ -217,7 +217,13 @@ impl Setup {
             true => self.job.shares(&self.which, &self.counts(), self.chooser.library(), self.product()),
             false => BTreeMap::new(),
         };
-        Effort { most: most.unwrap_or(usual), shares, variants: variant.clone(), params: params.clone(), most_times }
+        TuneEffort {
+            most: most.unwrap_or(usual),
+            shares,
+            variants: variant.clone(),
+            params: params.clone(),
+            most_times,
+        }
     }
 
     pub(crate) fn judge(&self) -> anyhow::Result<Judging<'_>> {
@@ -234,7 +240,7 @@ impl Setup {
     /// What asks a judge about the job's pieces.
     pub(crate) fn tuner<'a>(
         &'a self,
-        effort: &'a Effort,
+        effort: &'a TuneEffort,
         judge: &'a mut Judging<'_>,
         journal: &'a mut Journal,
         progress: &'a dyn Progress,
@@ -267,7 +273,7 @@ pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<
 }
 
 impl JobArgs {
-    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::Ready> {
+    fn open(&self, tables: &TuningTables) -> anyhow::Result<device::OpenedDevice> {
         match (&self.device, &self.arch) {
             (Some(device), _) => Ok(device.open(tables, 0)?),
             (None, Some(arch)) => Ok(device::of_arch(arch, tables)?),
@@ -322,7 +328,7 @@ impl JobArgs {
         precision: Precision,
         target: &Target,
         tables: &TuningTables,
-    ) -> anyhow::Result<Job> {
+    ) -> anyhow::Result<TuningJob> {
         let (n_slots, capacity_tokens) = BLUEPRINT;
         let options = ModelOptions {
             drafts: None,
@@ -342,28 +348,28 @@ impl JobArgs {
         let fusions = library.fusions(target);
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-        Ok(Job::of(&graph, &fusions, self.context, cache_bytes))
+        Ok(TuningJob::from_graph(&graph, &fusions, self.context, cache_bytes))
     }
 
     /// The job with the element types that were asked for, and which of its problems are tuned.
-    fn narrow(&self, mut job: Job) -> anyhow::Result<(Job, BTreeSet<usize>)> {
+    fn narrow(&self, mut job: TuningJob) -> anyhow::Result<(TuningJob, BTreeSet<usize>)> {
         let ops = |problem: &Problem| problem.ops.join("+");
-        let known: BTreeSet<String> = job.asked.iter().map(|one| ops(&one.problem)).collect();
+        let known: BTreeSet<String> = job.problems.iter().map(|one| ops(&one.problem)).collect();
         if let Some(unknown) = self.op.iter().find(|op| !known.contains(*op)) {
             let known = known.into_iter().collect::<Vec<_>>().join(", ");
             return Err(
                 UsageError(format!("--op {unknown}: not in the forward pass, expected some of: {known}")).into()
             );
         }
-        let mut which: BTreeSet<usize> = (0..job.asked.len())
+        let mut which: BTreeSet<usize> = (0..job.problems.len())
             .filter(|&i| match self.op.is_empty() {
-                true => !job.asked[i].rows.are_asked_for(),
-                false => self.op.contains(&ops(&job.asked[i].problem)),
+                true => !job.problems[i].rows.are_asked_for(),
+                false => self.op.contains(&ops(&job.problems[i].problem)),
             })
             .collect();
         for &i in &which {
             for (name, dtype) in &self.dtype {
-                let problem = &mut job.asked[i].problem;
+                let problem = &mut job.problems[i].problem;
                 match problem.dtypes.get_mut(name) {
                     Some(own) => *own = *dtype,
                     None if self.op.is_empty() => {}
@@ -375,17 +381,17 @@ impl JobArgs {
             return Ok((job, which));
         }
         // Of each op the problems that have what is asked for; where none has, the first one is made to have it.
-        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.asked[i].problem)).collect();
+        let all_ops: BTreeSet<String> = which.iter().map(|&i| ops(&job.problems[i].problem)).collect();
         for op in all_ops {
-            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.asked[i].problem) == op).collect();
+            let of_op: Vec<usize> = which.iter().copied().filter(|&i| ops(&job.problems[i].problem) == op).collect();
             let has = |&i: &usize| {
-                let problem = &job.asked[i].problem;
+                let problem = &job.problems[i].problem;
                 self.dims.iter().all(|(name, value)| problem.dims.get(name) == Some(value))
                     && self.flag.iter().all(|(name, value)| problem.flags.get(name) == Some(value))
             };
             let mut kept: Vec<usize> = of_op.iter().copied().filter(has).collect();
             if kept.is_empty() && !self.op.is_empty() {
-                let problem = &mut job.asked[of_op[0]].problem;
+                let problem = &mut job.problems[of_op[0]].problem;
                 for (name, value) in &self.dims {
                     let known: Vec<String> = problem.dims.keys().cloned().collect();
                     *problem.dims.get_mut(name).ok_or_else(|| unknown("dims", name, known.iter()))? = *value;

@@ -19,12 +19,12 @@ use kernel::step::StepKind;
 use kernel::template::Precision;
 use kernel::tuning::edit::NewRow;
 use kernel::tuning::{TuningError, TuningTables};
-use workbench::bench::limits::{self, Care, Limits};
+use workbench::bench::limits::{self, Care, MachineLimits};
 use workbench::bench::measure::Bench;
 use workbench::bench::roofline::Model;
-use workbench::bench::suite::{self, Asked, Effort, Suite};
+use workbench::bench::suite::{self, BenchEffort, Suite, SuiteOptions};
 use workbench::tune::journal::{Journal, Key};
-use workbench::tune::step::{Decision, Outcome, Steps, Work, decide as decide_by};
+use workbench::tune::step::{Decision, Outcome, StepWork, Steps, decide as decide_by};
 
 /// How often old and new are measured in turn.
 const PAIRS: usize = 3;
@@ -50,7 +50,7 @@ struct Engines<'a> {
     journal: &'a mut Journal,
     bar: &'a Bar<'a>,
     suite: Suite,
-    limits: Option<Limits>,
+    limits: Option<MachineLimits>,
     /// Of each work by name: at most so many tokens per second.
     found: Map<String, Value>,
     /// How often each was done, by its name and the rows.
@@ -75,8 +75,8 @@ pub(super) fn decide(
     output: &Output,
 ) -> anyhow::Result<Decided> {
     let works = works(setup);
-    let asked = Asked { repeats: Some(3), steps: Some(20), ..Asked::default() };
-    let suite = Suite::of(&asked, setup.target());
+    let asked = SuiteOptions { repeats: Some(3), steps: Some(20), ..SuiteOptions::default() };
+    let suite = Suite::new(&asked, setup.target());
     let (found, n_done) = (Map::new(), BTreeMap::new());
     let mut engines = Engines { setup, tables, journal, bar, suite, limits: None, found, n_done };
     let is_over = || until.is_some_and(|until| Instant::now() >= until);
@@ -91,7 +91,7 @@ pub(super) fn decide(
     Ok(Decided { decision, limits: engines.found })
 }
 
-fn works(setup: &Setup) -> Vec<Work> {
+fn works(setup: &Setup) -> Vec<StepWork> {
     let counts = setup.counts();
     let is_asked = !setup.args().tokens.is_empty();
     let decides = |&batch: &u32| if is_asked { batch <= MOST_BATCH } else { BATCHES.contains(&batch) };
@@ -102,13 +102,13 @@ fn works(setup: &Setup) -> Vec<Work> {
         let rows = rows.min(setup.checkpoint.config.max_seq_len as u32 / 2).max(2);
         steps.push((format!("prefill {rows}"), StepKind::Mixed, rows));
     }
-    Work::all(&steps)
+    StepWork::all(&steps)
 }
 
 impl Steps for Engines<'_> {
     type Error = anyhow::Error;
 
-    fn tok_per_s(&mut self, work: &Work, rows: Option<&[NewRow]>) -> anyhow::Result<f64> {
+    fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> anyhow::Result<f64> {
         let (text, tables) = self.tables(rows)?;
         let key = self.key(work, &text);
         let done = match self.journal.find(&key) {
@@ -140,7 +140,7 @@ impl Engines<'_> {
     }
 
     /// Of one measurement: the same work is done again for each pair.
-    fn key(&mut self, work: &Work, text: &str) -> Key {
+    fn key(&mut self, work: &StepWork, text: &str) -> Key {
         let setup = self.setup;
         let rows = Digest::of(text.as_bytes()).to_string();
         let nth = self.n_done.entry((work.name.clone(), rows.clone())).or_default();
@@ -157,7 +157,7 @@ impl Engines<'_> {
         Key::new([device, &work.name, &rows, &behind, &library, &model, env!("CARGO_PKG_VERSION")], about)
     }
 
-    fn measure(&mut self, work: &Work, tables: TuningTables) -> anyhow::Result<Done> {
+    fn measure(&mut self, work: &StepWork, tables: TuningTables) -> anyhow::Result<Done> {
         let setup = self.setup;
         let (target, driver) = setup.open()?;
         let library = setup.args().source.library()?;
@@ -183,7 +183,7 @@ impl Engines<'_> {
         };
         let mut engine =
             Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())?;
-        let model = Model::of(&setup.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(&setup.checkpoint, engine.kv_layout().dtype);
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles: false, load_s: 0.0 };
         let measured = bench.measure(which)?;
         let limits = self.limits.as_ref().expect("measured above");
@@ -191,11 +191,11 @@ impl Engines<'_> {
     }
 
     /// What is done, in which sizes, and the most rows of a step.
-    fn work(&self, work: &Work) -> (suite::Work, Sizes, usize) {
+    fn work(&self, work: &StepWork) -> (suite::Workload, Sizes, usize) {
         let (rows, most) = (work.rows as usize, self.setup.checkpoint.config.max_seq_len);
-        let Effort { steps, .. } = self.suite.effort;
+        let BenchEffort { steps, .. } = self.suite.effort;
         match work.step {
-            StepKind::Mixed => (suite::Work::Prefill { tokens: rows }, Sizes::for_tokens(1, rows, 1), rows),
+            StepKind::Mixed => (suite::Workload::Prefill { tokens: rows }, Sizes::for_tokens(1, rows, 1), rows),
             StepKind::Decode => {
                 let context = match self.setup.target().is_gpu() {
                     true => (16_384 / rows).clamp(16, 512),
@@ -204,7 +204,7 @@ impl Engines<'_> {
                 let chunk = rows.max(512);
                 let new = suite::decode_tokens(rows, context, self.suite.effort, chunk);
                 let context = context.min(most.saturating_sub(new + steps)).max(1);
-                let which = suite::Work::Decode { batch: rows, context };
+                let which = suite::Workload::Decode { batch: rows, context };
                 (which, Sizes::for_tokens(rows, context + new, rows), chunk)
             }
         }

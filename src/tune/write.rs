@@ -16,10 +16,10 @@ use kernel::tuning::edit::{self, NewRow};
 use kernel::tuning::table::{Facts, Provenance, ProvenanceKind};
 pub(super) use workbench::tune::rows::chosen as chosen_of;
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
-use workbench::tune::tuner::{Entry, Tuned};
+use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// The best of a piece.
-pub(super) fn chosen(tuned: &Tuned) -> Option<(&Entry, &workbench::tune::judge::Time)> {
+pub(super) fn chosen(tuned: &Tuned) -> Option<(&CandidateResult, &workbench::tune::judge::Time)> {
     chosen_of(tuned, None)
 }
 
@@ -35,7 +35,7 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
     };
     let is_complete = args.job.tokens.is_empty() && !args.stale;
     let apart = |run: &Tuned| -> Option<f64> {
-        let parts = &setup.job.asked[run.piece.problem].parts;
+        let parts = &setup.job.problems[run.piece.problem].parts;
         let of_part = |&part: &usize| {
             let is_it = |one: &&Tuned| one.piece.problem == part && one.piece.n_tokens == run.piece.n_tokens;
             let same_step = |one: &&Tuned| one.piece.step == run.piece.step;

@@ -1,6 +1,6 @@
 //! Grammars that take too much are refused, by a process that tries them first; the others are as without it.
 
-use chat::grammar::{Format, GrammarError, Grammars, ToolChoice};
+use chat::grammar::{AnswerFormat, GrammarError, Grammars, ToolChoice};
 use chat::harmony::{TextInput, Tool};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn what_takes_all_memory_is_refused_with_the_reason() {
     for (tools, format) in [
         (vec![of_text(TextInput::Regex("a?".repeat(20_000)))], None),
         (vec![of_text(TextInput::Lark(nested[..400_000].to_owned()))], None),
-        (vec![], Some(Format::Schema(json!({ "allOf": patterns })))),
+        (vec![], Some(AnswerFormat::Schema(json!({ "allOf": patterns })))),
     ] {
         let choice = if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
         let error = grammars.mask(&wanted(tools, choice, format)).expect_err("it takes too much");
@@ -59,7 +59,7 @@ fn what_is_deep_and_takes_little_is_compiled_though_threads_have_less_stack() {
     let grammars = tried();
     for (tools, format) in [
         (vec![of_text(TextInput::Lark(rules(1000)))], None),
-        (vec![], Some(Format::Schema(chain(300)))),
+        (vec![], Some(AnswerFormat::Schema(chain(300)))),
         (vec![tool("f", Some(chain(300)), true)], None),
     ] {
         let choice = if tools.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
@@ -74,7 +74,7 @@ fn what_is_deep_and_takes_little_is_compiled_though_threads_have_less_stack() {
 fn a_process_that_cannot_be_had_is_nobodys_grammar() {
     let grammars = Grammars::new(Tokenizer::o200k_harmony(), harmony(&Tokenizer::o200k_harmony()))
         .tried_by("/nonexistent/program".into());
-    let schema = Format::Schema(json!({"type": "object"}));
+    let schema = AnswerFormat::Schema(json!({"type": "object"}));
     let error = grammars.mask(&wanted(vec![], ToolChoice::None, Some(schema))).expect_err("there is no such program");
     assert!(matches!(error, GrammarError::NotTried { .. }), "{error}");
     assert!(error.to_string().contains("/nonexistent/program"), "{error}");
@@ -82,7 +82,7 @@ fn a_process_that_cannot_be_had_is_nobodys_grammar() {
 
 #[test]
 fn a_grammar_that_is_none_is_told_as_without_a_trial() {
-    let broken = Format::Schema(json!({"type": "nothing"}));
+    let broken = AnswerFormat::Schema(json!({"type": "nothing"}));
     let error = tried().mask(&wanted(vec![], ToolChoice::None, Some(broken))).expect_err("no schema");
     assert!(matches!(error, GrammarError::Format { .. }), "{error}");
 }

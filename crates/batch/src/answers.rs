@@ -5,11 +5,11 @@ use std::io::{self, Write};
 use serde_json::{Map, Value, json};
 
 use super::BatchError;
-use super::asked::{self, Asked, LineError, Prompt};
 use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
+use super::request_line::{self, LineError, Prompt, RequestLine};
 use chat::BETWEEN_MESSAGES;
-use chat::chat_format::{AnswerParser, Begun, Event, Purpose};
+use chat::chat_format::{AnswerEvent, AnswerParser, Begun, Purpose};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -32,7 +32,7 @@ impl OutFormat {
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct AnswerText {
     pub(crate) text: String,
     /// To itself, in an answer to a conversation.
     pub(crate) reasoning: String,
@@ -40,17 +40,17 @@ pub(crate) struct Said {
     pub(crate) n_reasoning_tokens: usize,
 }
 
-impl Said {
+impl AnswerText {
     /// What an answer says, as chat completions tell it: messages of a kind are one text, what is said before a call or
     /// the answer is part of it, and calls are not.
     fn of_chat(mut parser: Box<dyn AnswerParser>, ids: impl Iterator<Item = u32>) -> Self {
         let (mut said, mut is_reasoning, mut is_fresh) = (Self::default(), None, false);
-        let mut take = |event: Event| match event {
-            Event::Started { purpose, tool } => {
+        let mut take = |event: AnswerEvent| match event {
+            AnswerEvent::Started { purpose, tool } => {
                 is_fresh = true;
                 is_reasoning = tool.is_none().then_some(purpose == Purpose::Reasoning);
             }
-            Event::Text(text) if !text.is_empty() => {
+            AnswerEvent::Text(text) if !text.is_empty() => {
                 let into = match is_reasoning {
                     Some(true) => &mut said.reasoning,
                     Some(false) => &mut said.text,
@@ -61,7 +61,7 @@ impl Said {
                 }
                 *into += &text;
             }
-            Event::Text(_) | Event::Ended { .. } => {}
+            AnswerEvent::Text(_) | AnswerEvent::Ended { .. } => {}
         };
         for id in ids {
             parser.push(id).into_iter().for_each(&mut take);
@@ -134,14 +134,14 @@ impl Answers<'_> {
         }
     }
 
-    fn asked(&self, i: usize) -> Result<Asked, AnswersError> {
+    fn asked(&self, i: usize) -> Result<RequestLine, AnswersError> {
         let line = self.batch.source.line(i).map_err(BatchError::Source)?;
-        Ok(Asked::parse(self.batch.source.format(), line)?)
+        Ok(RequestLine::parse(self.batch.source.format(), line)?)
     }
 
     /// The name of a line that need not be right.
     fn id(&self, i: usize) -> Result<Option<Value>, AnswersError> {
-        Ok(asked::id_of(&self.batch.source.line(i).map_err(BatchError::Source)?))
+        Ok(request_line::id_of(&self.batch.source.line(i).map_err(BatchError::Source)?))
     }
 
     fn object(&self, i: usize, record: &Record) -> Result<Value, AnswersError> {
@@ -218,7 +218,7 @@ impl Answers<'_> {
     }
 }
 
-fn message(said: Said) -> Value {
+fn message(said: AnswerText) -> Value {
     let mut message = json!({ "role": "assistant", "content": said.text, "refusal": null, "annotations": [] });
     if !said.reasoning.is_empty() {
         message["reasoning"] = said.reasoning.clone().into();
@@ -227,7 +227,7 @@ fn message(said: Said) -> Value {
     message
 }
 
-fn usage(outcome: &Outcome, asked: &Asked, said: &Said) -> Value {
+fn usage(outcome: &Outcome, asked: &RequestLine, said: &AnswerText) -> Value {
     let Outcome::Answered { prompt_tokens, cached_tokens, ids, .. } = outcome else { return Value::Null };
     let mut usage = json!({
         "prompt_tokens": prompt_tokens,
@@ -257,17 +257,17 @@ impl Batch {
     ///
     /// # Errors
     /// The tokenizer has no such id.
-    pub(crate) fn said(&self, asked: &Asked, ids: &[u32]) -> Result<Said, LineError> {
+    pub(crate) fn said(&self, asked: &RequestLine, ids: &[u32]) -> Result<AnswerText, LineError> {
         let stop = self.stop_ids(asked);
         if !matches!(asked.prompt, Prompt::Messages(_)) {
             let ids = ids.split_last().filter(|(last, _)| stop.contains(last)).map_or(ids, |(_, before)| before);
             let bytes = self.prompter.tokenizer.decode_all(ids)?;
-            return Ok(Said { text: String::from_utf8_lossy(&bytes).into_owned(), ..Said::default() });
+            return Ok(AnswerText { text: String::from_utf8_lossy(&bytes).into_owned(), ..AnswerText::default() });
         }
         let chat = self.prompter.chat()?;
         // Ids that only stop are no part of the answer.
         let ids = ids.iter().filter(|id| !stop.contains(id) || chat.stop_ids().contains(id));
-        Ok(Said::of_chat(chat.answer(Begun::default(), false), ids.copied()))
+        Ok(AnswerText::of_chat(chat.answer(Begun::default(), false), ids.copied()))
     }
 
     pub(super) fn line_error(&self, i: usize, source: LineError) -> BatchError {
@@ -290,7 +290,8 @@ mod tests {
         let chat = choose(None, Prompts::Format, &has).expect("it has the special tokens");
         let said = |text: &str| {
             let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
-            let Said { text, reasoning, .. } = Said::of_chat(chat.answer(Begun::default(), false), ids.into_iter());
+            let AnswerText { text, reasoning, .. } =
+                AnswerText::of_chat(chat.answer(Begun::default(), false), ids.into_iter());
             (reasoning, text)
         };
         let message =

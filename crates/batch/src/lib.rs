@@ -1,18 +1,18 @@
 //! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
 //!
-//! [`source`] finds prompts and [`asked`] understands a line; [`plan`] makes requests of them; [`work`] runs these,
-//! as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`] when it
-//! is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of the
-//! prompts. What is kept of a prompt in memory is a few numbers.
+//! [`source`] finds prompts and [`request_line`] understands a line; [`plan`] makes requests of them; [`work`] runs
+//! these, as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`]
+//! when it is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of
+//! the prompts. What is kept of a prompt in memory is a few numbers.
 
 pub mod answers;
-pub mod asked;
 pub(crate) mod energy;
 mod pattern;
 pub mod plan;
 pub mod prompter;
 pub mod records;
 pub mod replica;
+pub mod request_line;
 pub mod shard;
 pub mod source;
 pub mod work;
@@ -44,7 +44,7 @@ pub enum BatchError {
     Line {
         place: Place,
         #[source]
-        source: Box<asked::LineError>,
+        source: Box<request_line::LineError>,
     },
     /// An answer is recorded, to something else than what stands there now.
     #[error(

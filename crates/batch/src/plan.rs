@@ -5,18 +5,18 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::asked::{Asked, LineError, Prompt};
 use super::prompter::Prompter;
 use super::records::{Outcome, Records};
+use super::request_line::{LineError, Prompt, RequestLine};
 use super::shard::Shard;
-use super::source::{Format, Source};
+use super::source::{PromptFormat, Source};
 use super::{BatchError, Place};
 use engine::PromptError;
 use engine::scheduler::{Request, Sampling};
 
 /// In which order prompts are run. Answers are in the order of the prompts in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
-pub enum Order {
+pub enum PromptOrder {
     /// As they stand there
     #[default]
     Given,
@@ -121,11 +121,11 @@ impl Batch {
     /// # Errors
     /// The line cannot be read again.
     pub(crate) fn plan(&self, i: usize) -> Result<Result<Planned, LineError>, BatchError> {
-        Ok(Asked::parse(self.source.format(), self.source.line(i)?).and_then(|asked| self.planned(i, &asked)))
+        Ok(RequestLine::parse(self.source.format(), self.source.line(i)?).and_then(|asked| self.planned(i, &asked)))
     }
 
     /// Ids that end the answer to a line.
-    pub(crate) fn stop_ids(&self, asked: &Asked) -> Vec<u32> {
+    pub(crate) fn stop_ids(&self, asked: &RequestLine) -> Vec<u32> {
         let mut stop = self.usual.stop.clone();
         stop.extend(&asked.wishes.stop_token_ids);
         if let (Prompt::Messages(_), Ok(chat)) = (&asked.prompt, self.prompter.chat()) {
@@ -134,18 +134,18 @@ impl Batch {
         stop
     }
 
-    fn planned(&self, i: usize, asked: &Asked) -> Result<Planned, LineError> {
-        let Asked { prompt, wishes, .. } = asked;
+    fn planned(&self, i: usize, asked: &RequestLine) -> Result<Planned, LineError> {
+        let RequestLine { prompt, wishes, .. } = asked;
         let usual = &self.usual;
         let ids = self.prompter.ids(prompt, wishes.reasoning)?;
         PromptError::check_ids(&ids, usual.vocab_size)?;
-        let is_of_seeds = matches!(self.source.format(), Format::Counted | Format::Lines);
+        let is_of_seeds = matches!(self.source.format(), PromptFormat::Counted | PromptFormat::Lines);
         if ids.is_empty() && !is_of_seeds {
             return Err(PromptError::Empty.into());
         }
         let longest = if wishes.max_new_tokens.is_some() { usual.context } else { usual.reach };
         let (n_prompt, room) = (ids.len(), longest.saturating_sub(ids.len()));
-        if room == 0 && self.source.format() == Format::Batch {
+        if room == 0 && self.source.format() == PromptFormat::Batch {
             return Err(PromptError::TooLong { n_prompt, capacity_tokens: longest }.into());
         }
         let max_new_tokens = wishes.max_new_tokens.or(usual.max_new_tokens).map_or(room, |n| n.min(room));
@@ -165,7 +165,7 @@ impl Batch {
     /// # Errors
     /// [`BatchError::Line`] of the first that is wrong, if that is no answer; [`BatchError::Changed`] of the first
     /// whose recorded answer is to something else.
-    pub fn survey(&self, records: &Records, order: Order, keeps_errors: bool) -> Result<Survey, BatchError> {
+    pub fn survey(&self, records: &Records, order: PromptOrder, keeps_errors: bool) -> Result<Survey, BatchError> {
         let mut survey = Survey::default();
         let mut keys = Vec::new();
         for start in (0..self.source.len()).step_by(CHUNK) {
@@ -182,13 +182,13 @@ impl Batch {
                 survey.longest = survey.longest.max(n_positions);
                 survey.n_positions += n_positions as u64;
                 match order {
-                    Order::Given => {}
-                    Order::Longest => keys.push((vec![u64::MAX - n_positions as u64], i as u32)),
-                    Order::Prefix => keys.push((blocks, i as u32)),
+                    PromptOrder::Given => {}
+                    PromptOrder::Longest => keys.push((vec![u64::MAX - n_positions as u64], i as u32)),
+                    PromptOrder::Prefix => keys.push((blocks, i as u32)),
                 }
             }
         }
-        if order != Order::Given {
+        if order != PromptOrder::Given {
             keys.sort_unstable();
             survey.order = keys.into_iter().map(|(_, i)| i).collect();
         }
@@ -200,7 +200,7 @@ impl Batch {
         &self,
         i: usize,
         records: &Records,
-        order: Order,
+        order: PromptOrder,
         keeps_errors: bool,
     ) -> Result<Option<Measured>, BatchError> {
         let place = || Place(self.source.place(i));
@@ -221,7 +221,7 @@ impl Batch {
         }
         let (n_positions, blocks) = match &planned.request {
             Some(request) => {
-                let blocks = if order == Order::Prefix { blocks(&request.prompt) } else { Vec::new() };
+                let blocks = if order == PromptOrder::Prefix { blocks(&request.prompt) } else { Vec::new() };
                 (request.prompt.len() + request.max_new_tokens, blocks)
             }
             None => (0, Vec::new()),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::asked::{LineError, Prompt};
+use super::request_line::{LineError, Prompt};
 use chat::Reasoning;
 use chat::chat_format::{ChatFormat, ChatFormatError, Conversation, Thinking};
 use model::tokenizer::Tokenizer;

@@ -7,13 +7,13 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use super::asked;
 use super::pattern;
+use super::request_line;
 use hint::Hint;
 
 /// How prompts are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Format {
+pub enum PromptFormat {
     /// The number of prompts on a line of its own, then one a line
     Counted,
     /// One a line, and nothing else
@@ -30,14 +30,14 @@ const MAX_LINE_BYTES: u64 = 64 << 20;
 /// Prompts, not read yet.
 #[derive(Debug)]
 pub struct Source {
-    parts: Vec<Part>,
-    lines: Vec<Line>,
-    format: Format,
+    parts: Vec<PromptFile>,
+    lines: Vec<LinePlace>,
+    format: PromptFormat,
     findings: Vec<String>,
 }
 
 #[derive(Debug)]
-struct Part {
+struct PromptFile {
     name: String,
     text: Text,
 }
@@ -49,7 +49,7 @@ enum Text {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Line {
+struct LinePlace {
     part: u32,
     /// From 1.
     number: u32,
@@ -117,7 +117,7 @@ impl Source {
     ///
     /// # Errors
     /// All of [`SourceError`].
-    pub fn open(input: &OsStr, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
+    pub fn open(input: &OsStr, format: Option<PromptFormat>, first: Option<usize>) -> Result<Self, SourceError> {
         let path = Path::new(input);
         if input == "-" {
             return Self::read(vec![spooled("stdin", &mut io::stdin().lock())?], format, first);
@@ -146,14 +146,16 @@ impl Source {
 
     /// A text that is the only prompt, line ends included.
     fn only(text: Vec<u8>) -> Self {
-        let line = Line { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
+        let line =
+            LinePlace { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
         let findings = vec!["there is no such file: what `-i` says is the only prompt".to_owned()];
-        let parts = vec![Part { name: "-i".into(), text: Text::Memory(text) }];
-        Self { parts, lines: vec![line], format: Format::Lines, findings }
+        let parts = vec![PromptFile { name: "-i".into(), text: Text::Memory(text) }];
+        Self { parts, lines: vec![line], format: PromptFormat::Lines, findings }
     }
 
-    fn read(parts: Vec<Part>, format: Option<Format>, first: Option<usize>) -> Result<Self, SourceError> {
-        let mut source = Self { parts: Vec::new(), lines: Vec::new(), format: Format::Counted, findings: Vec::new() };
+    fn read(parts: Vec<PromptFile>, format: Option<PromptFormat>, first: Option<usize>) -> Result<Self, SourceError> {
+        let mut source =
+            Self { parts: Vec::new(), lines: Vec::new(), format: PromptFormat::Counted, findings: Vec::new() };
         for (i, part) in parts.into_iter().enumerate() {
             let found = format.map_or_else(|| part.format(), Ok)?;
             if i > 0 && found != source.format {
@@ -171,12 +173,12 @@ impl Source {
 
     /// Finds the lines of the part that came last, so many at most.
     fn find_lines(&mut self, most: usize) -> Result<(), SourceError> {
-        let Part { name, text } = self.parts.last().expect("just pushed");
+        let PromptFile { name, text } = self.parts.last().expect("just pushed");
         let mut lines =
             Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
         let mut wanted = most;
         let mut count = None;
-        if self.format == Format::Counted {
+        if self.format == PromptFormat::Counted {
             let first = lines.next_line()?.map_or_else(Vec::new, |(_, bytes)| bytes);
             let n = leading_number(&first).ok_or_else(|| SourceError::NoCount {
                 name: name.clone(),
@@ -189,8 +191,8 @@ impl Source {
             let Some((line, bytes)) = lines.next_line()? else { break };
             let has_return = bytes.ends_with(b"\r");
             match self.format {
-                Format::Counted => n_returns += usize::from(has_return),
-                Format::Jsonl | Format::Batch if bytes.trim_ascii().is_empty() => continue,
+                PromptFormat::Counted => n_returns += usize::from(has_return),
+                PromptFormat::Jsonl | PromptFormat::Batch if bytes.trim_ascii().is_empty() => continue,
                 _ => {}
             }
             n_lines += 1;
@@ -217,7 +219,7 @@ impl Source {
     }
 
     /// How they are written.
-    pub fn format(&self) -> Format {
+    pub fn format(&self) -> PromptFormat {
         self.format
     }
 
@@ -228,7 +230,7 @@ impl Source {
 
     /// Which prompt `i` is, from 1, and where it stands, for messages.
     pub fn place(&self, i: usize) -> String {
-        let Line { part, number, .. } = self.lines[i];
+        let LinePlace { part, number, .. } = self.lines[i];
         format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)
     }
 
@@ -237,8 +239,8 @@ impl Source {
     /// # Errors
     /// [`SourceError::Read`].
     pub(crate) fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
-        let Line { part, offset, len_bytes, .. } = self.lines[i];
-        let Part { name, text } = &self.parts[part as usize];
+        let LinePlace { part, offset, len_bytes, .. } = self.lines[i];
+        let PromptFile { name, text } = &self.parts[part as usize];
         let mut bytes = vec![0; len_bytes as usize];
         match text {
             Text::File(file) => file
@@ -246,31 +248,31 @@ impl Source {
                 .map_err(|source| SourceError::Read { name: name.clone(), source })?,
             Text::Memory(text) => bytes.copy_from_slice(&text[offset as usize..][..len_bytes as usize]),
         }
-        if self.format == Format::Lines && matches!(text, Text::File(_)) && bytes.ends_with(b"\r") {
+        if self.format == PromptFormat::Lines && matches!(text, Text::File(_)) && bytes.ends_with(b"\r") {
             bytes.pop();
         }
         Ok(bytes)
     }
 }
 
-impl Part {
+impl PromptFile {
     /// As its name and its first line say: a name in `.jsonl` or `.ndjson` holds objects, one in `.lines` lines, and
     /// all others are counted as the seeds' are.
-    fn format(&self) -> Result<Format, SourceError> {
+    fn format(&self) -> Result<PromptFormat, SourceError> {
         let extension = Path::new(&self.name).extension().and_then(OsStr::to_str).unwrap_or_default();
         match extension.to_ascii_lowercase().as_str() {
-            "lines" => return Ok(Format::Lines),
+            "lines" => return Ok(PromptFormat::Lines),
             "jsonl" | "ndjson" => {}
-            _ => return Ok(Format::Counted),
+            _ => return Ok(PromptFormat::Counted),
         }
         let mut lines =
             Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
         while let Some((_, bytes)) = lines.next_line()? {
             if !bytes.trim_ascii().is_empty() {
-                return Ok(if asked::is_batch_line(&bytes) { Format::Batch } else { Format::Jsonl });
+                return Ok(if request_line::is_batch_line(&bytes) { PromptFormat::Batch } else { PromptFormat::Jsonl });
             }
         }
-        Ok(Format::Jsonl)
+        Ok(PromptFormat::Jsonl)
     }
 }
 
@@ -298,7 +300,7 @@ struct Lines<'a> {
 
 impl Lines<'_> {
     /// The next one, without its end.
-    fn next_line(&mut self) -> Result<Option<(Line, Vec<u8>)>, SourceError> {
+    fn next_line(&mut self) -> Result<Option<(LinePlace, Vec<u8>)>, SourceError> {
         let mut bytes = Vec::new();
         let read = (&mut self.reader).take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
         let n_read = read.map_err(|source| SourceError::Read { name: self.name.to_owned(), source })?;
@@ -311,11 +313,11 @@ impl Lines<'_> {
         }
         let Self { part, number, offset, .. } = *self;
         self.offset += n_read as u64;
-        Ok(Some((Line { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
+        Ok(Some((LinePlace { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
     }
 }
 
-fn opened(path: &Path) -> Result<Part, SourceError> {
+fn opened(path: &Path) -> Result<PromptFile, SourceError> {
     let name = path.display().to_string();
     let could_not = |source| SourceError::Read { name: name.clone(), source };
     let mut file = File::open(path).map_err(could_not)?;
@@ -326,14 +328,14 @@ fn opened(path: &Path) -> Result<Part, SourceError> {
     if !found.is_file() {
         return spooled(&name, &mut file);
     }
-    Ok(Part { name, text: Text::File(file) })
+    Ok(PromptFile { name, text: Text::File(file) })
 }
 
 /// What can be read once alone, in a file without a name.
-fn spooled(name: &str, reader: &mut dyn Read) -> Result<Part, SourceError> {
+fn spooled(name: &str, reader: &mut dyn Read) -> Result<PromptFile, SourceError> {
     let copied = tempfile::tempfile().and_then(|mut file| io::copy(reader, &mut file).map(|_| file));
     let file = copied.map_err(|source| SourceError::Read { name: name.to_owned(), source })?;
-    Ok(Part { name: name.to_owned(), text: Text::File(file) })
+    Ok(PromptFile { name: name.to_owned(), text: Text::File(file) })
 }
 
 /// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to
@@ -358,7 +360,12 @@ mod tests {
 
     use super::*;
 
-    fn source(name: &str, text: &[u8], format: Option<Format>, first: Option<usize>) -> Result<Source, SourceError> {
+    fn source(
+        name: &str,
+        text: &[u8],
+        format: Option<PromptFormat>,
+        first: Option<usize>,
+    ) -> Result<Source, SourceError> {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join(name);
         fs::write(&path, text).expect("written");
@@ -392,16 +399,22 @@ mod tests {
     #[test]
     fn names_say_how_files_are_written_and_flags_overrule_them() {
         let counted = source("in.txt", b"2\na\n\nb\n", None, None).expect("read");
-        assert_eq!((counted.format(), lines(&counted)), (Format::Counted, vec!["a".into(), String::new()]));
+        assert_eq!((counted.format(), lines(&counted)), (PromptFormat::Counted, vec!["a".into(), String::new()]));
         let plain = source("in.lines", b"2\r\na\n\nb", None, None).expect("read");
-        assert_eq!((plain.format(), lines(&plain)), (Format::Lines, ["2", "a", "", "b"].map(String::from).to_vec()));
-        assert_eq!(lines(&source("in.txt", b"2\na\n", Some(Format::Lines), Some(1)).expect("read")), ["2"]);
+        assert_eq!(
+            (plain.format(), lines(&plain)),
+            (PromptFormat::Lines, ["2", "a", "", "b"].map(String::from).to_vec())
+        );
+        assert_eq!(lines(&source("in.txt", b"2\na\n", Some(PromptFormat::Lines), Some(1)).expect("read")), ["2"]);
         let objects = b"\n{\"prompt\": \"a\"}\n \n{}\n";
         let jsonl = source("in.jsonl", objects, None, None).expect("read");
-        assert_eq!((jsonl.format(), lines(&jsonl)), (Format::Jsonl, vec!["{\"prompt\": \"a\"}".into(), "{}".into()]));
+        assert_eq!(
+            (jsonl.format(), lines(&jsonl)),
+            (PromptFormat::Jsonl, vec!["{\"prompt\": \"a\"}".into(), "{}".into()])
+        );
         assert!(jsonl.place(1).ends_with("/in.jsonl`, line 4)"), "{}", jsonl.place(1));
         let batch = source("in.jsonl", b"{\"custom_id\": \"a\", \"body\": {}}\n", None, None).expect("read");
-        assert_eq!(batch.format(), Format::Batch);
+        assert_eq!(batch.format(), PromptFormat::Batch);
 
         let hint = |text: &[u8]| source("in.txt", text, None, None).expect_err("no count").hint().expect("a hint");
         assert!(hint(b"Hello\n").contains("`--in-format lines`"));
@@ -420,7 +433,7 @@ mod tests {
         write("c.txt", "1\nc\n");
         assert!(matches!(open("*"), Err(SourceError::Unlike { .. })));
         assert_eq!(
-            Source::open(folder.path().join("*").as_os_str(), Some(Format::Lines), Some(4)).expect("read").len(),
+            Source::open(folder.path().join("*").as_os_str(), Some(PromptFormat::Lines), Some(4)).expect("read").len(),
             4
         );
     }

@@ -40,7 +40,7 @@ pub struct Statistics {
     pub first_token_s: Vec<f32>,
     /// Seconds from there to its last token.
     pub latency_s: Vec<f32>,
-    /// What the device of [`Work::run`] took, in joules, where its driver says.
+    /// What the device of [`BatchRun::run`] took, in joules, where its driver says.
     pub joules: Option<f64>,
     /// Whether somebody wanted the run to end before it was done.
     pub is_interrupted: bool,
@@ -48,7 +48,7 @@ pub struct Statistics {
 
 /// A prompt that has something to generate.
 #[derive(Debug)]
-pub struct Job {
+pub struct BatchJob {
     /// Which prompt, from 0.
     pub index: usize,
     /// Of the prompt and all that its answer depends on.
@@ -106,8 +106,8 @@ impl InFlight {
     ///
     /// # Errors
     /// The engine's.
-    pub fn submit(&mut self, engine: &mut Engine, job: Job) -> Result<(), EngineError> {
-        let Job { index, digest, request } = job;
+    pub fn submit(&mut self, engine: &mut Engine, job: BatchJob) -> Result<(), EngineError> {
+        let BatchJob { index, digest, request } = job;
         let prompt_tokens = request.prompt.len();
         let id = engine.submit(request)?;
         let (begun, ids) = (Instant::now(), Vec::new());
@@ -162,14 +162,14 @@ impl Active {
 }
 
 /// A run in the making.
-pub struct Work<'a> {
+pub struct BatchRun<'a> {
     pub batch: &'a Batch,
     pub records: &'a mut Records,
     /// A line that is wrong is answered with what is wrong with it.
     pub keeps_errors: bool,
 }
 
-impl Work<'_> {
+impl BatchRun<'_> {
     /// Runs the prompts of `order`.
     ///
     /// - `go_on`: asked after each step; false ends the run, and what was not finished is not kept
@@ -269,7 +269,7 @@ impl Work<'_> {
     }
 
     /// The job of a prompt. None where there is nothing to generate, which is recorded.
-    fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<Job>, BatchError> {
+    fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<BatchJob>, BatchError> {
         let Planned { request, n_prompt, digest, .. } = match self.batch.plan(index)? {
             Ok(planned) => planned,
             Err(error) if self.keeps_errors => {
@@ -281,7 +281,7 @@ impl Work<'_> {
         };
         statistics.n_prompt_tokens += n_prompt;
         if let Some(request) = request {
-            return Ok(Some(Job { index, digest, request }));
+            return Ok(Some(BatchJob { index, digest, request }));
         }
         *statistics.reasons.entry("length".into()).or_default() += 1;
         let finish_reason = "length".to_owned();

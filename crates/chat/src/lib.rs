@@ -41,29 +41,29 @@ pub enum Turn {
     /// What the person says.
     User(String),
     /// A message of the assistant.
-    Assistant(Made),
+    Assistant(AssistantMessage),
     /// What a call came to; it follows the call.
     Result { name: String, text: String },
 }
 
 /// A message of the assistant: one that a model made, or that a client says was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
-    pub part: Part,
+pub struct AssistantMessage {
+    pub part: MessagePart,
     /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
     /// or nobody knows.
     pub ids: Option<Vec<u32>>,
 }
 
-impl From<Part> for Made {
-    fn from(part: Part) -> Self {
+impl From<MessagePart> for AssistantMessage {
+    fn from(part: MessagePart) -> Self {
         Self { part, ids: None }
     }
 }
 
 /// What a message of the assistant says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum MessagePart {
     Reasoning(String),
     Content {
         text: String,
@@ -82,7 +82,7 @@ pub enum Part {
     },
 }
 
-impl Part {
+impl MessagePart {
     /// An answer.
     pub fn answer(text: impl Into<String>) -> Self {
         Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }

@@ -10,8 +10,8 @@ use kernel::target::Target;
 use kernel::template::Precision;
 use kernel::template::library::Library;
 use model::checkpoint::Checkpoint;
-use model::checkpoint::tensor_parallel::TpRank;
 use model::config::ModelConfig;
+use model::config::tensor_parallel::TpRank;
 
 /// How a model is run, whatever runs it.
 #[derive(Clone, Copy, Debug)]

@@ -10,7 +10,7 @@ use crate::plan::memory::LoadProgress;
 use crate::plan::options::ExecutorOptions;
 use kernel::pipeline::Pipeline;
 use model::checkpoint::Checkpoint;
-use model::checkpoint::tensor_parallel::TpRank;
+use model::config::tensor_parallel::TpRank;
 
 /// Plans a device's part of a model, and allocates everything that a step needs there.
 pub(super) fn load(

@@ -28,14 +28,14 @@ pub(super) struct Ranks {
 }
 
 /// What a thread does with its device.
-type Job = Box<dyn FnOnce(&mut Executor) -> Result<(), PlanError> + Send>;
+type RankJob = Box<dyn FnOnce(&mut Executor) -> Result<(), PlanError> + Send>;
 
 /// Names of tensors, and what they are filled with.
 type Inputs<'a> = [(&'a str, &'a [u8])];
 
 /// A device that is not the first.
 struct Other {
-    jobs: Sender<Job>,
+    jobs: Sender<RankJob>,
     done: Receiver<Result<(), PlanError>>,
     /// Jobs whose end was not heard of yet.
     n_open: Cell<usize>,
@@ -225,7 +225,7 @@ impl Other {
         load: Box<dyn FnOnce() -> Result<Executor, E> + Send>,
         exchange: Option<Exchange>,
     ) -> (Self, Receiver<Result<MemoryPlan, E>>) {
-        let (jobs, received) = mpsc::channel::<Job>();
+        let (jobs, received) = mpsc::channel::<RankJob>();
         let (ended, done) = mpsc::channel();
         let (said, loaded) = mpsc::channel();
         let work = move || {
@@ -252,7 +252,7 @@ impl Other {
         (Self { jobs, done, n_open: Cell::new(0), thread }, loaded)
     }
 
-    fn tell(&self, job: Job) {
+    fn tell(&self, job: RankJob) {
         self.n_open.set(self.n_open.get() + 1);
         let _ = self.jobs.send(job); // one that is gone is heard of
     }

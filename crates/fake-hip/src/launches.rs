@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::kernel::Launch;
 use crate::kernel::Module;
-use crate::state::{Work, status};
+use crate::state::{StreamWork, status};
 use crate::{arch, call, current, done, stream_of};
 
 #[unsafe(no_mangle)]
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn hipModuleLaunchKernel(
         let stream = stream_of(state, stream)?;
         match &mut stream.capture {
             Some(launches) => launches.push(launch),
-            None => stream.queue.push_back(Work::Launch(launch)),
+            None => stream.queue.push_back(StreamWork::Launch(launch)),
         }
         state.set_others_going();
         Ok(name)
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn hipGraphLaunch(executable: *mut c_void, stream: *mut c_
     call("hipGraphLaunch", "", |state| {
         let launches = state.executables.get(&(executable as u64)).cloned().ok_or(status::INVALID_HANDLE)?;
         let n = launches.len();
-        stream_of(state, stream)?.queue.extend(launches.into_iter().map(Work::Launch));
+        stream_of(state, stream)?.queue.extend(launches.into_iter().map(StreamWork::Launch));
         state.set_others_going();
         Ok(format!("launches={n}"))
     })

@@ -23,7 +23,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::time::Duration;
 
 use running::Held;
-use state::{Kind, Memory, State, Stream, Work, status};
+use state::{Kind, Memory, State, Stream, StreamWork, status};
 
 thread_local! {
     /// The current device of this thread; none before it said so, which a real runtime takes for 0.
@@ -264,7 +264,7 @@ pub unsafe extern "C" fn hipMemcpyAsync(
         if !fits || stream.capture.is_some() {
             return Err(status::INVALID_VALUE);
         }
-        stream.queue.push_back(Work::Copy { to: to as u64, from: from as u64, len_bytes });
+        stream.queue.push_back(StreamWork::Copy { to: to as u64, from: from as u64, len_bytes });
         done()
     })
 }
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn hipMemsetAsync(to: *mut c_void, byte: c_int, len_bytes:
         if !fits || stream.capture.is_some() {
             return Err(status::INVALID_VALUE);
         }
-        stream.queue.push_back(Work::Set { to: to as u64, byte: byte as u8, len_bytes });
+        stream.queue.push_back(StreamWork::Set { to: to as u64, byte: byte as u8, len_bytes });
         done()
     })
 }
@@ -337,7 +337,7 @@ pub unsafe extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void)
     call("hipEventRecord", "", |state| {
         let event = event as u64;
         *state.events.get_mut(&event).ok_or(status::INVALID_HANDLE)? = None;
-        stream_of(state, stream)?.queue.push_back(Work::Mark { event });
+        stream_of(state, stream)?.queue.push_back(StreamWork::Mark { event });
         done()
     })
 }

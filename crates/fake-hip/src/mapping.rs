@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use hip_runtime_sys::sys::{Access, MEMORY_UNCACHED, MemoryProperties};
 
-use crate::state::{Kind, Mapped, State, Work, status};
+use crate::state::{Kind, Mapped, State, StreamWork, status};
 use crate::{allocate, arch, call, current, done, stream_of};
 
 /// What lengths are multiples of: not what a real one says, so that nobody takes that for granted.
@@ -187,7 +187,7 @@ pub unsafe extern "C" fn hipMemsetD32Async(to: *mut c_void, value: c_int, n: usi
         if !fits || stream.capture.is_some() {
             return Err(status::INVALID_VALUE);
         }
-        stream.queue.push_back(Work::SetWords { to: to as u64, value: value.cast_unsigned(), n });
+        stream.queue.push_back(StreamWork::SetWords { to: to as u64, value: value.cast_unsigned(), n });
         done()
     })
 }

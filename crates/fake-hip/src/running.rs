@@ -7,7 +7,7 @@ use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::thread;
 
 use crate::kernel::Launch;
-use crate::state::{State, Stream, Work, status};
+use crate::state::{State, Stream, StreamWork, status};
 
 /// Told whenever a kernel has ended.
 static ENDED: Condvar = Condvar::new();
@@ -63,14 +63,14 @@ impl Held {
         runs && !stream.is_busy && !stream.queue.is_empty()
     }
 
-    fn next_of_those_that_go_on(&mut self, handle: u64) -> Option<Work> {
+    fn next_of_those_that_go_on(&mut self, handle: u64) -> Option<StreamWork> {
         self.streams.get(&handle).filter(|stream| self.goes_on(stream))?;
         self.streams.get_mut(&handle)?.queue.pop_front()
     }
 
-    fn perform(&mut self, handle: u64, work: Work) {
+    fn perform(&mut self, handle: u64, work: StreamWork) {
         match work {
-            Work::Launch(launch) if self.sticky == status::SUCCESS => self.run(handle, &launch),
+            StreamWork::Launch(launch) if self.sticky == status::SUCCESS => self.run(handle, &launch),
             work => self.perform_at_once(work),
         }
     }

@@ -80,7 +80,7 @@ pub struct Mapped {
 /// Work that waits until somebody waits for it: a program that forgets to sees what was there before.
 pub struct Stream {
     pub device: c_int,
-    pub queue: VecDeque<Work>,
+    pub queue: VecDeque<StreamWork>,
     /// Launches of the capture that is going on.
     pub capture: Option<Vec<Launch>>,
     /// Whether a kernel of it runs.
@@ -90,12 +90,12 @@ pub struct Stream {
 impl Stream {
     /// Whether the event is still to come.
     pub fn comes_to(&self, event: u64) -> bool {
-        self.queue.iter().any(|work| matches!(work, Work::Mark { event: other } if *other == event))
+        self.queue.iter().any(|work| matches!(work, StreamWork::Mark { event: other } if *other == event))
     }
 }
 
 /// One thing on a stream.
-pub enum Work {
+pub enum StreamWork {
     Copy { to: u64, from: u64, len_bytes: usize },
     Set { to: u64, byte: u8, len_bytes: usize },
     SetWords { to: u64, value: u32, n: usize },
@@ -171,16 +171,16 @@ impl State {
     }
 
     /// Does what is no launch.
-    pub fn perform_at_once(&mut self, work: Work) {
+    pub fn perform_at_once(&mut self, work: StreamWork) {
         match work {
-            Work::Mark { event } => {
+            StreamWork::Mark { event } => {
                 if let Some(reached) = self.events.get_mut(&event) {
                     *reached = Some(Instant::now());
                 }
             }
             // A kernel that failed takes the rest of the stream with it.
             _ if self.sticky != status::SUCCESS => {}
-            Work::Copy { to, from, len_bytes } => {
+            StreamWork::Copy { to, from, len_bytes } => {
                 if self.kind_of(to, len_bytes).is_none() || self.kind_of(from, len_bytes).is_none() {
                     self.sticky = status::LAUNCH_FAILURE;
                     return;
@@ -189,7 +189,7 @@ impl State {
                 // that was checked, and others are apart.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, len_bytes) };
             }
-            Work::Set { to, byte, len_bytes } => {
+            StreamWork::Set { to, byte, len_bytes } => {
                 if self.kind_of(to, len_bytes).is_none() {
                     self.sticky = status::LAUNCH_FAILURE;
                     return;
@@ -197,7 +197,7 @@ impl State {
                 // SAFETY: the range is in memory that is still allocated.
                 unsafe { std::ptr::write_bytes(to as *mut u8, byte, len_bytes) };
             }
-            Work::SetWords { to, value, n } => {
+            StreamWork::SetWords { to, value, n } => {
                 if self.kind_of(to, 4 * n).is_none() {
                     self.sticky = status::LAUNCH_FAILURE;
                     return;
@@ -205,7 +205,7 @@ impl State {
                 // SAFETY: the range is in memory that is still allocated; it need not be aligned.
                 (0..n).for_each(|i| unsafe { (to as *mut u32).add(i).write_unaligned(value) });
             }
-            Work::Launch(_) => unreachable!("a launch takes its time"),
+            StreamWork::Launch(_) => unreachable!("a launch takes its time"),
         }
     }
 }

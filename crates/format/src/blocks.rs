@@ -8,7 +8,7 @@ use super::Dtype;
 
 /// A format in blocks.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Format {
+pub struct BlockFormat {
     /// The type of the codes, which names the format.
     pub dtype: Dtype,
     /// Rows and columns of a block.
@@ -29,10 +29,10 @@ const fn parameter(name: &'static str, dtype: Dtype) -> Parameter {
     Parameter { name, dtype }
 }
 
-static FORMATS: [Format; 3] = [
-    Format { dtype: Dtype::Mxfp4, block: [1, 32], parameters: &[parameter("scale", Dtype::U8)] },
-    Format { dtype: Dtype::Q8_0, block: [1, 32], parameters: &[parameter("scale", Dtype::F16)] },
-    Format {
+static FORMATS: [BlockFormat; 3] = [
+    BlockFormat { dtype: Dtype::Mxfp4, block: [1, 32], parameters: &[parameter("scale", Dtype::U8)] },
+    BlockFormat { dtype: Dtype::Q8_0, block: [1, 32], parameters: &[parameter("scale", Dtype::F16)] },
+    BlockFormat {
         dtype: Dtype::Q4_1,
         block: [1, 32],
         parameters: &[parameter("scale", Dtype::F16), parameter("offset", Dtype::F16)],
@@ -41,7 +41,7 @@ static FORMATS: [Format; 3] = [
 
 /// One of the arrays that hold a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Part {
+pub struct TensorPart {
     pub name: String,
     pub dtype: Dtype,
     /// Its shape in elements, outermost axis first.
@@ -50,8 +50,8 @@ pub struct Part {
 
 impl Dtype {
     /// The format whose codes have this type; none where numbers stand alone.
-    pub fn format(self) -> Option<&'static Format> {
-        Format::all().iter().find(|format| format.dtype == self)
+    pub fn format(self) -> Option<&'static BlockFormat> {
+        BlockFormat::all().iter().find(|format| format.dtype == self)
     }
 
     /// Names and types of the arrays that hold a tensor: see [`Self::parts`].
@@ -66,15 +66,15 @@ impl Dtype {
     ///
     /// # Panics
     /// If it has fewer axes than a block.
-    pub fn parts(self, name: &str, shape: &[usize]) -> Vec<Part> {
+    pub fn parts(self, name: &str, shape: &[usize]) -> Vec<TensorPart> {
         match self.format() {
-            None => vec![Part { name: name.to_owned(), dtype: self, shape: shape.to_vec() }],
+            None => vec![TensorPart { name: name.to_owned(), dtype: self, shape: shape.to_vec() }],
             Some(format) => format.parts(name, shape),
         }
     }
 }
 
-impl Format {
+impl BlockFormat {
     /// All of them.
     pub const fn all() -> &'static [Self] {
         &FORMATS
@@ -102,7 +102,7 @@ impl Format {
     }
 
     /// The codes, then every parameter, as [`Dtype::parts`] has them.
-    fn parts(&self, name: &str, shape: &[usize]) -> Vec<Part> {
+    fn parts(&self, name: &str, shape: &[usize]) -> Vec<TensorPart> {
         let [rows, columns] = self.block;
         let (&last, outer) = shape.split_last().expect("a tensor of blocks has axes");
         let of_codes = [outer, &[last.next_multiple_of(columns)]].concat();
@@ -112,12 +112,12 @@ impl Format {
         } else {
             assert_eq!(rows, 1, "blocks of several rows need two axes");
         }
-        let parameter = |parameter: &Parameter| Part {
+        let parameter = |parameter: &Parameter| TensorPart {
             name: parameter.name_beside(name),
             dtype: parameter.dtype,
             shape: of_blocks.clone(),
         };
-        let codes = Part { name: name.to_owned(), dtype: self.dtype, shape: of_codes };
+        let codes = TensorPart { name: name.to_owned(), dtype: self.dtype, shape: of_codes };
         [codes].into_iter().chain(self.parameters.iter().map(parameter)).collect()
     }
 }
@@ -137,7 +137,7 @@ impl Parameter {
 mod tests {
     use super::*;
 
-    fn named(parts: &[Part]) -> Vec<(&str, Dtype, &[usize])> {
+    fn named(parts: &[TensorPart]) -> Vec<(&str, Dtype, &[usize])> {
         parts.iter().map(|part| (part.name.as_str(), part.dtype, part.shape.as_slice())).collect()
     }
 
@@ -171,8 +171,8 @@ mod tests {
 
     #[test]
     fn a_block_may_have_rows() {
-        const FORMAT: Format =
-            Format { dtype: Dtype::U8, block: [128, 128], parameters: &[parameter("inverse_scale", Dtype::F32)] };
+        const FORMAT: BlockFormat =
+            BlockFormat { dtype: Dtype::U8, block: [128, 128], parameters: &[parameter("inverse_scale", Dtype::F32)] };
         let parts = FORMAT.parts("weight", &[2, 300, 200]);
         let want: [(&str, Dtype, &[usize]); 2] =
             [("weight", Dtype::U8, &[2, 300, 256]), ("inverse_scale", Dtype::F32, &[2, 3, 2])];

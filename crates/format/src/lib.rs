@@ -3,7 +3,7 @@
 
 mod blocks;
 
-pub use blocks::{Format, Parameter, Part};
+pub use blocks::{BlockFormat, Parameter, TensorPart};
 
 use std::fmt;
 

@@ -122,12 +122,12 @@ impl CodeObject {
         let note = metadata(bytes)?;
         let root = rmpv::decode::read_value_ref_with_max_depth(&mut &note[..], MAX_DEPTH)
             .map_err(|error| CodeObjectError::MessagePack(error.to_string()))?;
-        let root = Map::of("(all)", &root)?;
+        let root = Map::read("(all)", &root)?;
         let kernels = root.list("amdhsa.kernels")?;
         Ok(Self {
             target: target_of(root.text("amdhsa.target")?)?,
             version: Some(FIRST_VERSION + u32::from(header.e_ident.abi_version)),
-            kernels: kernels.iter().map(KernelFacts::of).collect::<Result<_, _>>()?,
+            kernels: kernels.iter().map(KernelFacts::parse).collect::<Result<_, _>>()?,
         })
     }
 
@@ -183,11 +183,11 @@ impl KernelFacts {
         self.vgpr_spills.saturating_add(self.sgpr_spills)
     }
 
-    fn of(value: &ValueRef<'_>) -> Result<Self, CodeObjectError> {
-        let map = Map::of("amdhsa.kernels", value)?;
+    fn parse(value: &ValueRef<'_>) -> Result<Self, CodeObjectError> {
+        let map = Map::read("amdhsa.kernels", value)?;
         // A kernel without arguments has no list of them, and a compiler that counts no spills says nothing of them.
         let args = if map.has(".args") { map.list(".args")? } else { &[] };
-        let mut args: Vec<KernelArg> = args.iter().map(KernelArg::of).collect::<Result<_, _>>()?;
+        let mut args: Vec<KernelArg> = args.iter().map(KernelArg::parse).collect::<Result<_, _>>()?;
         args.sort_by_key(|arg| arg.offset);
         Ok(Self {
             name: map.text(".name")?.to_owned(),
@@ -234,8 +234,8 @@ impl KernelFacts {
 }
 
 impl KernelArg {
-    fn of(value: &ValueRef<'_>) -> Result<Self, CodeObjectError> {
-        let map = Map::of(".args", value)?;
+    fn parse(value: &ValueRef<'_>) -> Result<Self, CodeObjectError> {
+        let map = Map::read(".args", value)?;
         Ok(Self {
             offset: map.number(".offset")?,
             size: map.number(".size")?,
@@ -280,7 +280,7 @@ fn target_of(triple: &str) -> Result<String, CodeObjectError> {
 struct Map<'a>(&'a [(ValueRef<'a>, ValueRef<'a>)]);
 
 impl<'a> Map<'a> {
-    fn of(key: &str, value: &'a ValueRef<'a>) -> Result<Self, CodeObjectError> {
+    fn read(key: &str, value: &'a ValueRef<'a>) -> Result<Self, CodeObjectError> {
         match value {
             ValueRef::Map(entries) => Ok(Self(entries)),
             other => Err(wrong(key, "a map", Some(other))),

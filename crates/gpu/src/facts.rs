@@ -133,7 +133,7 @@ pub struct DeviceLimits {
 }
 
 impl DeviceLimits {
-    pub(crate) fn of(facts: &DeviceFacts) -> Self {
+    pub(crate) fn from_facts(facts: &DeviceFacts) -> Self {
         Self { wave_size: facts.wave_size, lds_bytes: facts.lds_bytes }
     }
 }

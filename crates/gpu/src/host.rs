@@ -18,11 +18,11 @@ use crate::{DeviceMemory, Driver, GpuError};
 
 /// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
 /// calling thread, and which block to run.
-type Entry = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
+type HostEntryPoint = unsafe extern "C" fn(*const *const c_void, *mut c_void, u32, u32, u32);
 
 /// A kernel in a loaded shared library, which stays loaded as long as this lives.
 struct Function {
-    entry: Entry,
+    entry: HostEntryPoint,
     _object: Loaded,
 }
 
@@ -110,8 +110,8 @@ impl Driver for HostDriver {
         }
         let missing = |_| GpuError::NoEntry { symbol: spec.entry.clone() };
         // SAFETY: the ABI string says that this object was rendered by us for exactly these arguments, and every
-        // rendered host kernel exports its entry with the type `Entry`.
-        let entry = *unsafe { object.library.get::<Entry>(spec.entry.as_bytes()) }.map_err(missing)?;
+        // rendered host kernel exports its entry with the type `HostEntryPoint`.
+        let entry = *unsafe { object.library.get::<HostEntryPoint>(spec.entry.as_bytes()) }.map_err(missing)?;
         Ok(Kernel::new(spec, Function { entry, _object: object }))
     }
 
@@ -248,17 +248,17 @@ pub(crate) fn pointer(arg: &Argument) -> Result<*const c_void, GpuError> {
 /// One cache line, so that vectors of 64 bytes can be loaded aligned.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
-struct Line(#[expect(dead_code, reason = "only its address is used")] [u8; 64]);
+struct CacheLine(#[expect(dead_code, reason = "only its address is used")] [u8; 64]);
 
 /// Calls `f` with at least `len_bytes` bytes of this thread's own, 64-byte aligned; contents are what was left there.
 fn with_scratch(len_bytes: usize, f: impl FnOnce(*mut c_void)) {
     thread_local! {
-        static SCRATCH: RefCell<Vec<Line>> = const { RefCell::new(Vec::new()) };
+        static SCRATCH: RefCell<Vec<CacheLine>> = const { RefCell::new(Vec::new()) };
     }
     SCRATCH.with_borrow_mut(|scratch| {
-        let n_lines = len_bytes.div_ceil(size_of::<Line>());
+        let n_lines = len_bytes.div_ceil(size_of::<CacheLine>());
         if scratch.len() < n_lines {
-            scratch.resize(n_lines, Line([0; 64]));
+            scratch.resize(n_lines, CacheLine([0; 64]));
         }
         f(scratch.as_mut_ptr().cast());
     });

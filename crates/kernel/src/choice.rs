@@ -2,18 +2,17 @@
 //! function for `run`, `tune` and `kernels plan`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use sha2::{Digest as _, Sha256};
+use std::sync::Arc;
 
 use crate::step::StepKind;
 use crate::target::Target;
 use crate::template::library::{Examined, Library};
 use crate::template::library_error::LibraryError;
+use crate::template::problem::sha256_hex;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
-use crate::tuning::lint::{Finding, FindingKind};
-use crate::tuning::table::{APART, Fact, Facts, Row};
+use crate::tuning::lint::{FindingKind, LintFinding};
+use crate::tuning::table::{APART, Fact, Facts, TuningRow};
 use crate::tuning::{Query, TuningError, TuningTables};
 
 /// A template with complete, legal parameters.
@@ -30,7 +29,7 @@ pub struct Choice {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
     /// A row of a tuning table.
-    Row(Box<Row>),
+    Row(Box<TuningRow>),
     /// The template's priority and its default parameters, or the first legal ones where those are not.
     Priority(i64),
 }
@@ -103,14 +102,14 @@ pub struct Ranking {
     pub misfits: Vec<(Arc<str>, Misfit)>,
     /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
     /// it.
-    pub rows: Vec<Row>,
+    pub rows: Vec<TuningRow>,
     /// Tuning rows that could not be followed, a line for each.
     pub warnings: Vec<String>,
 }
 
 impl Ranking {
     /// The row that has decided.
-    pub fn row(&self) -> Option<&Row> {
+    pub fn row(&self) -> Option<&TuningRow> {
         match &self.choices[0].why {
             Why::Row(row) => Some(row),
             Why::Priority(_) => None,
@@ -140,56 +139,17 @@ impl Problem {
         let facts: Facts = dims.chain(flags).chain(dtypes).chain([precision]).collect();
         Query { op: self.ops.join("+"), facts }
     }
-
-    /// SHA-256 of everything that a rendered kernel may depend on, in hex: two problems with one are the same.
-    pub fn identity(&self) -> String {
-        let Self { ops, dims, constants, flags, dtypes, precision, keeps } = self;
-        let mut text = format!("ops {ops:?}\nprecision {precision}\nkeeps {keeps:?}\n");
-        text.extend(dims.iter().map(|(name, value)| format!("dim {name} {value}\n")));
-        text.extend(constants.iter().map(|(name, value)| format!("constant {name} {:08x}\n", value.to_bits())));
-        text.extend(flags.iter().map(|(name, value)| format!("flag {name} {value}\n")));
-        text.extend(dtypes.iter().map(|(name, dtype)| format!("dtype {name} {dtype}\n")));
-        hex(text.as_bytes())
-    }
 }
 
 /// Whether a row was measured on this problem and with another source than this one, to which its template renders
 /// now. Of a row that does not say on which problem it was measured, it is known only if it wants all of its facts.
-pub fn is_stale(row: &Row, problem: &Problem, source: &str) -> bool {
+pub fn is_stale(row: &TuningRow, problem: &Problem, source: &str) -> bool {
     let Some(measured) = &row.source else { return false };
     let is_its_problem = match &row.problem {
         Some(identity) => *identity == problem.identity(),
         None => row.facts == problem.query().facts,
     };
-    is_its_problem && *measured != hex(source.as_bytes())
-}
-
-/// One line for all stale rows, by their files; `None` where there is none.
-pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a Row>, target: &Target) -> Option<String> {
-    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
-    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
-    for place in places {
-        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
-    }
-    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
-    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
-    let n: usize = files.values().sum();
-    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
-    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
-}
-
-/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
-/// each work.
-pub fn warn_once(warning: &str) {
-    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
-        tracing::warn!("{warning}");
-    }
-}
-
-/// SHA-256 of some bytes, in hex, as tables have it.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    is_its_problem && *measured != sha256_hex(source.as_bytes())
 }
 
 impl Chooser {
@@ -302,10 +262,10 @@ fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) ->
 }
 
 /// The rows of these targets that nothing ever asks for, or that name a template which is not there, as findings.
-pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<Finding> {
+pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<LintFinding> {
     let mut findings = Vec::new();
     let mut add = |place: &str, text: String| {
-        findings.push(Finding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
+        findings.push(LintFinding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
     };
     for target in targets {
         for line in never_asked_for(library, tables, target) {
@@ -327,7 +287,7 @@ pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -
 /// What rows for an op, or a run of ops, may want.
 fn fact_names(library: &Library, op: &str) -> Result<BTreeSet<String>, String> {
     let contracts = op.split('+').map(|op| library.contract(op).cloned()).collect::<Result<Vec<_>, _>>();
-    let signature = contracts.and_then(|contracts| Signature::of(&contracts)).map_err(|error| error.to_string())?;
+    let signature = contracts.and_then(|contracts| Signature::join(&contracts)).map_err(|error| error.to_string())?;
     Ok(signature.condition_names().into_iter().chain(["precision".to_owned()]).collect())
 }
 
@@ -344,7 +304,7 @@ pub fn choose(
     target: &Target,
 ) -> Result<Ranking, LibraryError> {
     let Examined { candidates, misfits } = library.examined(problem, target)?;
-    let rows: Vec<Row> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
+    let rows: Vec<TuningRow> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
     let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
     if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
         match follow(row, &candidates, problem, target) {
@@ -378,7 +338,7 @@ pub fn choose(
 }
 
 /// The choice that a row asks for.
-fn follow(row: &Row, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
+fn follow(row: &TuningRow, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
     let template = candidates
         .iter()
         .find(|template| template.is_labelled(&row.template))

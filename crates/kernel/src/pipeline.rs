@@ -1,7 +1,8 @@
 //! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
 //! loaded. What the graph asks, and all it asks.
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu::code_object::KernelFacts;
 use gpu::{Driver, GpuError, Kernel};
@@ -9,14 +10,23 @@ use gpu::{Driver, GpuError, Kernel};
 use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
 use crate::object::compile::Request;
 use crate::object::resources::{ObjectError, examine};
-use crate::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use crate::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use crate::target::Target;
 use crate::template::library::Library;
 use crate::template::library_error::LibraryError;
 use crate::template::render::{RenderError, Rendered, render};
 use crate::template::{Params, Problem};
-use crate::tuning::{TuningError, TuningTables};
+use crate::tuning::{TuningError, TuningTables, stale_warning};
 use hint::{Hint, chain};
+
+/// Says what was noticed while kernels were chosen, once: a process may choose for many engines, as `bench` does for
+/// each work.
+pub fn warn_once(warning: &str) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.to_owned()) {
+        tracing::warn!("{warning}");
+    }
+}
 
 /// Templates, tables, target, store and device.
 pub struct Pipeline {
@@ -33,7 +43,7 @@ pub struct LoadedKernel {
     /// Source, arguments, geometry.
     pub rendered: Rendered,
     /// Where the object came from.
-    pub origin: Origin,
+    pub origin: ObjectOrigin,
     /// What a GPU's object uses.
     pub uses: Option<KernelFacts>,
 }
@@ -185,7 +195,7 @@ impl Pipeline {
         let mut attempts: Vec<Attempt> = Vec::new();
         let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
         for (request, ranking) in &rankings.distinct {
-            ranking.warnings.iter().for_each(|warning| choice::warn_once(warning));
+            ranking.warnings.iter().for_each(|warning| warn_once(warning));
             attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
         }
         while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
@@ -197,8 +207,8 @@ impl Pipeline {
             let source = &attempt.loaded.as_ref().filter(|_| attempt.at == 0)?.rendered.source;
             ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
         });
-        if let Some(warning) = choice::stale_warning(taken, self.target()) {
-            choice::warn_once(&warning);
+        if let Some(warning) = stale_warning(taken, self.target()) {
+            warn_once(&warning);
         }
         let loaded = |&ranking: &usize| {
             let attempt = &attempts[attempt_of_ranking[ranking]];
@@ -231,7 +241,7 @@ impl Pipeline {
     /// thrown away and compiled once more: the key says what it should be, so it is not what it should be.
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
-            Err(error) if object.origin == Origin::Cache && error.is_of_the_object() => {
+            Err(error) if object.origin == ObjectOrigin::Cache && error.is_of_the_object() => {
                 let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), chain);
                 tracing::warn!("`{}` is compiled again: {why}", rendered.label);
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
@@ -247,7 +257,7 @@ impl Pipeline {
 
     /// What the compiler is asked for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
-        Request::of(rendered, self.target())
+        Request::new(rendered, self.target())
     }
 
     /// Renders one template at given parameters.
@@ -263,7 +273,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`PipelineError::Object`] (GPUs) or [`PipelineError::Load`].
-    pub fn load(&self, rendered: Rendered, object: &[u8], origin: Origin) -> Result<LoadedKernel, PipelineError> {
+    pub fn load(&self, rendered: Rendered, object: &[u8], origin: ObjectOrigin) -> Result<LoadedKernel, PipelineError> {
         let spec = rendered.spec();
         let label = rendered.label.clone();
         let is_of_gpu = self.target().is_real_gpu();

@@ -15,24 +15,24 @@ use std::{mem, ptr};
 /// A mapping that the handler knows of.
 pub(crate) struct Watched {
     mapping: memmap2::Mmap,
-    entry: &'static Entry,
+    entry: &'static MappingNode,
 }
 
 /// A node of the list, never freed: a handler may be looking at it.
-struct Entry {
+struct MappingNode {
     begin: usize,
     /// 0: it is unmapped.
     len: AtomicUsize,
     message: Vec<u8>,
-    next: *const Entry,
+    next: *const MappingNode,
 }
 
 // SAFETY: `next` is written before the entry is put into the list, and never again.
-unsafe impl Send for Entry {}
+unsafe impl Send for MappingNode {}
 // SAFETY: as above.
-unsafe impl Sync for Entry {}
+unsafe impl Sync for MappingNode {}
 
-static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
+static ENTRIES: AtomicPtr<MappingNode> = AtomicPtr::new(ptr::null_mut());
 
 /// What was there before, as `sigaction` gave it: set once, before the handler can run.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
@@ -47,13 +47,13 @@ impl Watched {
             b"` became shorter while it was in use, or its disk failed\n\
               hint: replace a file by another of its name, do not write into it, while the program runs\n",
         ];
-        let entry = Entry {
+        let entry = MappingNode {
             begin: mapping.as_ptr() as usize,
             len: AtomicUsize::new(mapping.len()),
             message: message.concat(),
             next: ptr::null(),
         };
-        let entry: &'static mut Entry = Box::leak(Box::new(entry));
+        let entry: &'static mut MappingNode = Box::leak(Box::new(entry));
         let mut first = ENTRIES.load(Ordering::Acquire);
         loop {
             entry.next = first;

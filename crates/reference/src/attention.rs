@@ -20,7 +20,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn of(case: &Case) -> Result<Self, ReferenceError> {
+    pub(crate) fn from_case(case: &Case) -> Result<Self, ReferenceError> {
         let half = case.dim("half_head_dim")?;
         let layout = Self {
             n_heads: case.dim("num_attention_heads")?,
@@ -108,7 +108,7 @@ pub(super) fn chunk(
 }
 
 pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
+    let (layout, window, n_tokens) = (Layout::from_case(case)?, case.dim("window")?, case.n_tokens()?);
     let kv = case.dtype("kv")?;
     let end = layout.end(window);
     let rows: Vec<(usize, usize)> = if case.wants("chunk") {
@@ -232,7 +232,7 @@ impl Sight {
 /// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, if
 /// there is one, which has no value. The scale is the largest visible |v|.
 pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (layout, window, n_tokens) = (Layout::of(case)?, case.dim("window")?, case.n_tokens()?);
+    let (layout, window, n_tokens) = (Layout::from_case(case)?, case.dim("window")?, case.n_tokens()?);
     let [qkv, slot, position, table] = ["qkv", "slot", "position", "block_table"].map(|name| tensor(inputs, name));
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
     let [k, v] = ["k_cache", "v_cache"].map(|name| tensor(inputs, name));
@@ -321,7 +321,7 @@ mod tests {
 
     #[test]
     fn the_layouts_for_matrix_units_have_rows_of_keys_along_d_and_of_values_along_positions() {
-        let layout = Layout::of(&case("chunk", 0)).unwrap();
+        let layout = Layout::from_case(&case("chunk", 0)).unwrap();
         let (block, g, d, p) = (2, 0, 1, 7); // position 3 of its block
         assert_eq!(layout.k(block, g, d, p), 2 * 8 + 3 * 2 + 1);
         assert_eq!(layout.v(block, g, d, p), 2 * 8 + 4 + 3);

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use super::case::{ReferenceError, Tensors, named, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
+use format::BlockFormat;
 use format::Dtype;
-use format::Format;
 
 /// The number that a code stands for, by the parameters of its block. Those of MXFP4 and Q8_0 are exact in f32; that of
 /// Q4_1 is rounded to it, as it is where it is stored.
@@ -50,7 +50,7 @@ pub(super) fn row(inputs: &Tensors, name: &str, k: usize, n: usize) -> Result<Ve
 }
 
 /// The first `k` numbers of a row of whole blocks.
-fn decoded_row(format: &Format, codes: &[f64], parameters: &[&[f64]], k: usize) -> Vec<f64> {
+fn decoded_row(format: &BlockFormat, codes: &[f64], parameters: &[&[f64]], k: usize) -> Vec<f64> {
     let block = |(b, codes): (usize, &[f64])| {
         let of_block: Vec<f64> = parameters.iter().map(|one| one[b]).collect();
         codes.iter().map(|&code| decoded(format.dtype, code, &of_block)).collect::<Vec<_>>()
@@ -59,13 +59,13 @@ fn decoded_row(format: &Format, codes: &[f64], parameters: &[&[f64]], k: usize) 
 }
 
 /// Codes and blocks of a row.
-fn row_of(format: &Format, k: usize) -> [usize; 2] {
+fn row_of(format: &BlockFormat, k: usize) -> [usize; 2] {
     let [rows, columns] = format.block;
     assert_eq!(rows, 1, "no format with a decoder has blocks of several rows");
     [k.next_multiple_of(columns), k.div_ceil(columns)]
 }
 
-fn parameters<'a>(inputs: &'a Tensors, name: &str, format: &Format) -> Result<Vec<&'a Tensor>, ReferenceError> {
+fn parameters<'a>(inputs: &'a Tensors, name: &str, format: &BlockFormat) -> Result<Vec<&'a Tensor>, ReferenceError> {
     format.parameters.iter().map(|one| tensor(inputs, &one.name_beside(name))).collect()
 }
 

@@ -31,7 +31,7 @@ pub(super) fn rope_angles(case: &Case, inputs: &Tensors) -> Result<Outputs, Refe
 }
 
 pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (layout, n_tokens, kv) = (Layout::of(case)?, case.n_tokens()?, case.dtype("kv")?);
+    let (layout, n_tokens, kv) = (Layout::from_case(case)?, case.n_tokens()?, case.dtype("kv")?);
     let rows = rope_kv_rows(case, &layout, random)?;
     let mut cos_sin = Vec::new();
     for _ in 0..n_tokens {
@@ -89,7 +89,7 @@ fn runs(layout: &Layout, n_tokens: usize, random: &mut Random) -> Vec<(usize, us
 /// out_i = x_i cos_i - x_{i + half} sin_i, out_{i + half} = x_{i + half} cos_i + x_i sin_i for q and k; k and v go to
 /// the cache. What is left of k and v in qkv is open.
 pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let layout = Layout::of(case)?;
+    let layout = Layout::from_case(case)?;
     let (slot, position, table) =
         (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
     let mut qkv = Output::plain(tensor(inputs, "qkv")?.values().to_vec());

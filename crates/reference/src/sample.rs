@@ -23,7 +23,7 @@ pub(super) const STEEP: &str = "steep";
 const STEEP_MARGIN: f64 = 1e-2;
 
 /// One row of the op's inputs.
-struct Row<'a> {
+struct SampleRow<'a> {
     logit: &'a [f64],
     temperature: f64,
     top_k: usize,
@@ -87,7 +87,7 @@ pub(super) fn inputs(case: &Case, random: &mut Random) -> Result<Tensors, Refere
                 forbid(&mut logit, t, random);
             }
             let coin = random.uniform();
-            let row = Row { logit: &logit, coin, ..settings(t) };
+            let row = SampleRow { logit: &logit, coin, ..settings(t) };
             if row.draw().margin > least_margin {
                 break (logit, coin);
             }
@@ -119,9 +119,9 @@ fn forbid(logit: &mut [f64], t: usize, random: &mut Random) {
 }
 
 /// Temperature, top_k and top_p of row t: within 60 rows every combination occurs. All are f32 numbers.
-fn settings(t: usize) -> Row<'static> {
+fn settings(t: usize) -> SampleRow<'static> {
     let f32 = |value: f32| f64::from(value);
-    Row {
+    SampleRow {
         logit: &[],
         temperature: f32([0.7, 1.0, 0.0, 1.3, 0.1][t % 5]),
         top_k: [0, 1, 5][t % 3],
@@ -136,7 +136,7 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
     let (temperature, top_k, top_p, coin) = (temperature?, top_k?, top_p?, coin?);
     let rows = tensor(inputs, "logit")?.values().chunks(case.dim("vocab_size")?);
     let token = rows.enumerate().map(|(t, logit)| {
-        let row = Row {
+        let row = SampleRow {
             logit,
             temperature: temperature.values()[t],
             top_k: top_k.index(t),
@@ -149,7 +149,7 @@ pub(super) fn sample(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
     Ok(only("token", Output::plain(token.collect())))
 }
 
-impl Row<'_> {
+impl SampleRow<'_> {
     fn draw(&self) -> Draw {
         let mut order = falling(self.logit);
         if self.temperature == 0.0 || self.logit[order[0]] == f64::NEG_INFINITY {

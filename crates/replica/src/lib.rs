@@ -2,7 +2,8 @@
 //!
 //! [`Replica`] is such a process as the one that started it sees it, [`child`] is the process's own side. They talk in
 //! lines of JSON: over the child's stdin go orders, of whatever type whoever uses this needs; over its stdout
-//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`Asked`] is a request, in such a line.
+//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`WireRequest`] is a request, in such a
+//! line.
 
 pub mod child;
 mod parent;
@@ -30,7 +31,7 @@ pub enum Line<T> {
 /// A request, in a line. Numbers that are no integers go as their bits, so that they come as they went; a mask goes as
 /// the text of its grammar, of which whoever takes the request out makes a mask.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Asked {
+pub struct WireRequest {
     prompt: Vec<u32>,
     /// What was generated before.
     pub generated: Vec<u32>,
@@ -46,14 +47,14 @@ pub struct Asked {
     cache_salt: u64,
 }
 
-impl Asked {
+impl WireRequest {
     /// Tokens of the prompt.
     pub fn prompt(&self) -> &[u32] {
         &self.prompt
     }
 }
 
-impl From<Request> for Asked {
+impl From<Request> for WireRequest {
     fn from(request: Request) -> Self {
         let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated } = request;
         Self {
@@ -72,15 +73,15 @@ impl From<Request> for Asked {
     }
 }
 
-impl From<Asked> for Request {
-    fn from(asked: Asked) -> Self {
+impl From<WireRequest> for Request {
+    fn from(asked: WireRequest) -> Self {
         let changes = LogitChanges {
             bias: asked.bias.into_iter().map(|(id, bias)| (id, f32::from_bits(bias))).collect(),
             frequency_penalty: f32::from_bits(asked.frequency_penalty),
             presence_penalty: f32::from_bits(asked.presence_penalty),
             mask: None,
         };
-        let Asked { prompt, max_new_tokens, stop, sampling, n_logprobs, cache_salt, generated, .. } = asked;
+        let WireRequest { prompt, max_new_tokens, stop, sampling, n_logprobs, cache_salt, generated, .. } = asked;
         Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
     }
 }
@@ -98,9 +99,9 @@ mod tests {
         request.changes.presence_penalty = -0.0;
         (request.n_logprobs, request.cache_salt, request.generated) = (Some(3), u64::MAX - 1, vec![4, 4]);
         let asked = format!("{request:?}");
-        let line = serde_json::to_string(&Asked::from(request)).expect("numbers");
+        let line = serde_json::to_string(&WireRequest::from(request)).expect("numbers");
         assert!(!line.contains('\n'));
-        let request = Request::from(serde_json::from_str::<Asked>(&line).expect("what went"));
+        let request = Request::from(serde_json::from_str::<WireRequest>(&line).expect("what went"));
         assert_eq!(format!("{request:?}"), asked);
     }
 }

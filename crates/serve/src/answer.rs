@@ -5,11 +5,11 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::history::Turn;
+use super::history::AssistantTurn;
 use super::stop_text::StopText;
 use super::tools::{Function, Tools};
-use chat::chat_format::{AnswerParser, Event, Purpose};
-use chat::{Made, Part, Phase};
+use chat::chat_format::{AnswerEvent, AnswerParser, Purpose};
+use chat::{AssistantMessage, MessagePart, Phase};
 use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
 
@@ -35,7 +35,7 @@ pub(crate) struct Drawn {
 
 /// What became known of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Step {
+pub(crate) enum AnswerDelta {
     /// An item begins. No other is open.
     Opened(Kind),
     /// More text of the open item: of a call, its arguments.
@@ -95,7 +95,7 @@ pub(crate) struct Answer {
     n_tokens: usize,
     /// Tokens that are not yet part of a text.
     drawn: Vec<Drawn>,
-    turn: Turn,
+    turn: AssistantTurn,
 }
 
 /// An item that is open.
@@ -118,7 +118,7 @@ impl Answer {
     }
 
     /// Takes the next token. None are taken once [it is over](Self::is_over).
-    pub(crate) fn push(&mut self, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) -> Vec<Step> {
+    pub(crate) fn push(&mut self, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) -> Vec<AnswerDelta> {
         let mut steps = Vec::new();
         if self.is_over() {
             return steps;
@@ -133,7 +133,7 @@ impl Answer {
     }
 
     /// Ends the answer: `reason` is why no more tokens come.
-    pub(crate) fn finish(&mut self, reason: FinishReason) -> Vec<Step> {
+    pub(crate) fn finish(&mut self, reason: FinishReason) -> Vec<AnswerDelta> {
         let mut steps = Vec::new();
         if !self.is_over() {
             self.was_cut = reason == FinishReason::Length;
@@ -172,16 +172,16 @@ impl Answer {
     }
 
     /// The messages that ended, for when they come back.
-    pub(crate) fn turn(&self) -> &Turn {
+    pub(crate) fn turn(&self) -> &AssistantTurn {
         &self.turn
     }
 
-    fn take(&mut self, events: Vec<Event>, token: Option<u32>, steps: &mut Vec<Step>) {
-        let begins = events.iter().position(|event| matches!(event, Event::Started { .. }));
+    fn take(&mut self, events: Vec<AnswerEvent>, token: Option<u32>, steps: &mut Vec<AnswerDelta>) {
+        let begins = events.iter().position(|event| matches!(event, AnswerEvent::Started { .. }));
         if let Some(begins) = begins {
             // What is told now is a header; what of it is a text after all follows at once.
             let n_text = match events.get(begins + 1) {
-                Some(Event::Text(text)) => text.len(),
+                Some(AnswerEvent::Text(text)) => text.len(),
                 _ => 0,
             };
             self.keep_last_drawn(n_text);
@@ -191,10 +191,10 @@ impl Answer {
                 break;
             }
             match event {
-                Event::Started { purpose, tool } => self.start(purpose, tool.as_deref(), steps),
-                Event::Text(text) if self.is_repaired_arguments(&text, token) => {}
-                Event::Text(text) => self.text(&text, steps),
-                Event::Ended { is_unfinished, ids } => self.close(is_unfinished, ids, steps),
+                AnswerEvent::Started { purpose, tool } => self.start(purpose, tool.as_deref(), steps),
+                AnswerEvent::Text(text) if self.is_repaired_arguments(&text, token) => {}
+                AnswerEvent::Text(text) => self.text(&text, steps),
+                AnswerEvent::Ended { is_unfinished, ids } => self.close(is_unfinished, ids, steps),
             }
         }
     }
@@ -213,10 +213,10 @@ impl Answer {
         self.making.tokenizer.decode(drawn.token).map_or(0, <[u8]>::len)
     }
 
-    fn start(&mut self, purpose: Purpose, tool: Option<&str>, steps: &mut Vec<Step>) {
+    fn start(&mut self, purpose: Purpose, tool: Option<&str>, steps: &mut Vec<AnswerDelta>) {
         let kind = self.kind_of(purpose, tool);
         let stop = if matches!(kind, Kind::Message(_)) { self.making.stop.clone() } else { StopText::default() };
-        steps.push(Step::Opened(kind.clone()));
+        steps.push(AnswerDelta::Opened(kind.clone()));
         self.open = Some(Open { kind, text: String::new(), stop, held: Vec::new(), n_drawn_bytes: 0 });
     }
 
@@ -233,7 +233,7 @@ impl Answer {
         }
     }
 
-    fn text(&mut self, text: &str, steps: &mut Vec<Step>) {
+    fn text(&mut self, text: &str, steps: &mut Vec<AnswerDelta>) {
         let drawn = mem::take(&mut self.drawn);
         let lengths: Vec<usize> = drawn.iter().map(|drawn| self.len_bytes(drawn)).collect();
         let Some(open) = &mut self.open else { return };
@@ -261,22 +261,22 @@ impl Answer {
     }
 
     /// Closes what is open. `ids` are the message's, if it may come again as it is.
-    fn close(&mut self, is_unfinished: bool, ids: Option<Vec<u32>>, steps: &mut Vec<Step>) {
+    fn close(&mut self, is_unfinished: bool, ids: Option<Vec<u32>>, steps: &mut Vec<AnswerDelta>) {
         let Some(mut open) = self.open.take() else { return };
         let rest = open.stop.finish();
         open.tell(rest, true, steps);
         let is_whole = !is_unfinished || !self.was_cut;
-        steps.push(Step::Closed { is_whole });
+        steps.push(AnswerDelta::Closed { is_whole });
         let part = open.part();
-        if is_whole || !matches!(part, Part::Call { .. }) {
-            self.turn.push(Made { part, ids });
+        if is_whole || !matches!(part, MessagePart::Call { .. }) {
+            self.turn.push(AssistantMessage { part, ids });
         }
     }
 }
 
 impl Open {
     /// Tells a text, and the tokens that begin in what was told so far.
-    fn tell(&mut self, text: String, is_end: bool, steps: &mut Vec<Step>) {
+    fn tell(&mut self, text: String, is_end: bool, steps: &mut Vec<AnswerDelta>) {
         self.text += &text;
         let n_told = self.text.len();
         let n_drawn = self.held.iter().take_while(|(begin, _)| is_end || *begin < n_told).count();
@@ -285,18 +285,18 @@ impl Open {
             Kind::Reasoning | Kind::Call { .. } => Vec::new(),
         };
         if !text.is_empty() || !drawn.is_empty() {
-            steps.push(Step::Text { text, drawn });
+            steps.push(AnswerDelta::Text { text, drawn });
         }
     }
 
-    fn part(self) -> Part {
+    fn part(self) -> MessagePart {
         let text = self.text;
         match self.kind {
-            Kind::Reasoning => Part::Reasoning(text),
-            Kind::Message(phase) => Part::Content { text, phase: Some(phase) },
+            Kind::Reasoning => MessagePart::Reasoning(text),
+            Kind::Message(phase) => MessagePart::Content { text, phase: Some(phase) },
             Kind::Call { id, function } => {
                 let name = Tools::name_in_prompt(&function.name, function.namespace.as_deref());
-                Part::Call { id, name, arguments: text, is_text: function.is_custom }
+                MessagePart::Call { id, name, arguments: text, is_text: function.is_custom }
             }
         }
     }

@@ -9,7 +9,7 @@ use super::stop_text::StopText;
 use super::tools::{TextFormat, Tools};
 use chat::chat_format::Thinking;
 use chat::grammar::ToolChoice;
-use chat::{Part, Reasoning};
+use chat::{MessagePart, Reasoning};
 use engine::scheduler::Request;
 
 /// Parameters of other servers that constrain an answer in ways that this one does not.
@@ -180,8 +180,8 @@ pub(crate) fn content_text(content: &Field) -> Result<String, ApiError> {
 }
 
 /// A call of a function that a client gives back.
-pub(crate) fn call(id: String, name: &str, arguments: &str) -> Part {
-    Part::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
+pub(crate) fn call(id: String, name: &str, arguments: &str) -> MessagePart {
+    MessagePart::Call { id, name: name.to_owned(), arguments: arguments.to_owned(), is_text: false }
 }
 
 #[cfg(test)]
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    fn of<T>(body: Value, read: impl Fn(&Field) -> Result<T, ApiError>) -> Result<T, String> {
+    fn value_of<T>(body: Value, read: impl Fn(&Field) -> Result<T, ApiError>) -> Result<T, String> {
         let read = read(&Field::body(&body).expect("an object"));
         read.map_err(|error| error.body()["error"]["param"].as_str().unwrap_or_default().to_owned())
     }
@@ -208,14 +208,15 @@ mod tests {
             (json!({"chat_template_kwargs": {"reasoning_effort": "low"}}), Some(Reasoning::Low)),
             (json!({"reasoning_effort": null, "reasoning": {"effort": "low"}}), Some(Reasoning::Low)),
         ] {
-            assert_eq!(of(body.clone(), effort), Ok(want), "{body}");
+            assert_eq!(value_of(body.clone(), effort), Ok(want), "{body}");
         }
-        assert_eq!(of(json!({"reasoning": {"effort": "lots"}}), effort), Err("reasoning.effort".into()));
+        assert_eq!(value_of(json!({"reasoning": {"effort": "lots"}}), effort), Err("reasoning.effort".into()));
     }
 
     #[test]
     fn content_is_a_text_or_parts_of_text() {
-        let read = |content: Value| of(json!({ "content": content }), |body| content_text(&body.need("content")?));
+        let read =
+            |content: Value| value_of(json!({ "content": content }), |body| content_text(&body.need("content")?));
         assert_eq!(read(json!("a")), Ok("a".into()));
         let parts = json!([
             {"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "refusal", "refusal": "c"},
@@ -229,14 +230,14 @@ mod tests {
 
     #[test]
     fn stops_are_one_or_a_list() {
-        assert_eq!(of(json!({"stop": "a"}), stops), Ok(vec!["a".to_owned()]));
-        assert_eq!(of(json!({"stop": ["a", "b"]}), stops).map(|stops| stops.len()), Ok(2));
-        assert_eq!(of(json!({"stop": ["a", 1]}), stops), Err("stop[1]".into()));
+        assert_eq!(value_of(json!({"stop": "a"}), stops), Ok(vec!["a".to_owned()]));
+        assert_eq!(value_of(json!({"stop": ["a", "b"]}), stops).map(|stops| stops.len()), Ok(2));
+        assert_eq!(value_of(json!({"stop": ["a", 1]}), stops), Err("stop[1]".into()));
     }
 
     #[test]
     fn numbers_of_tokens_are_at_least_one() {
-        let read = |body: Value| of(body, |body| Ask::max_tokens(body, &["max_completion_tokens", "max_tokens"]));
+        let read = |body: Value| value_of(body, |body| Ask::max_tokens(body, &["max_completion_tokens", "max_tokens"]));
         assert_eq!(read(json!({"max_completion_tokens": 5, "max_tokens": 7})), Ok(Some(5)));
         assert_eq!(read(json!({"max_tokens": 32000})), Ok(Some(32000)));
         assert_eq!(read(json!({})), Ok(None));

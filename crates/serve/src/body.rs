@@ -69,7 +69,7 @@ impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
             tokio::time::timeout(DEADLINE, reading).await.map_err(|_| ApiError::body_timeout(DEADLINE.as_secs()))??;
         let (server, n_bytes) = (Arc::clone(server), bytes.len());
         let parse = move || {
-            let extent = Extent::of(&bytes);
+            let extent = Extent::measure(&bytes);
             let max_text_bytes = server.max_text_bytes().max(MIN_TEXT_BYTES);
             let value_bytes = extent.value_bytes(T::NUMBER_BYTES);
             extent.check(T::IS_ONE_PROMPT, max_text_bytes, server.backend.model().context_tokens)?;
@@ -186,7 +186,7 @@ impl Extent {
     /// What one more element or field takes: a list that grows is there twice.
     const MORE_BYTES: usize = 2 * size_of::<Value>();
 
-    fn of(json: &[u8]) -> Self {
+    fn measure(json: &[u8]) -> Self {
         let (mut extent, mut at) = (Self::default(), 0);
         // Whether what is open is a list, the innermost in the lowest bit: deeper JSON is refused.
         let (mut lists, mut is_number) = (0_u128, false);
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn texts_have_the_bytes_that_they_have_without_escapes_or_fewer() {
-        let of = |text: &str| Extent::of(text.as_bytes());
+        let of = |text: &str| Extent::measure(text.as_bytes());
         let texts = |text: &str| (of(text).text_bytes, of(text).longest_bytes);
         assert_eq!(texts(r#"{"ab": "c\"d,[{", "e": 1}"#), (2 + 6 + 1, 6));
         assert_eq!(texts(r#"["\u00e9\n\\", "\u12"#), (3 + 1, 3));
@@ -394,7 +394,7 @@ mod tests {
 
     #[test]
     fn values_are_counted_and_texts_are_not() {
-        let count = |text: &str| Extent::of(text.as_bytes()).value_bytes(8);
+        let count = |text: &str| Extent::measure(text.as_bytes()).value_bytes(8);
         assert_eq!(count(r#""a, b: [{""#), 0);
         assert_eq!(count("[1, 2.5e-3 , 3]"), Extent::LIST_BYTES + 2 * 8);
         let fields = Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::MORE_BYTES;
@@ -412,7 +412,8 @@ mod tests {
 
     #[test]
     fn what_no_prompt_can_have_is_refused_before_it_is_read() {
-        let check = |text: &str, is_one| Extent::of(text.as_bytes()).check(is_one, 10, 2).map_err(|error| error.code);
+        let check =
+            |text: &str, is_one| Extent::measure(text.as_bytes()).check(is_one, 10, 2).map_err(|error| error.code);
         let two = r#"["123456", "123456"]"#;
         assert_eq!(check(two, false), Ok(()));
         assert_eq!(check(two, true), Err(Some("context_length_exceeded")));

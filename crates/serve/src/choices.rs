@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::Server;
-use super::answer::{Answer, Finish, Step};
+use super::answer::{Answer, AnswerDelta, Finish};
 use super::error::ApiError;
 use super::history::Scope;
 use super::mailbox::{Chunk, Ending, Generation};
@@ -17,14 +17,14 @@ use engine::scheduler::FinishReason;
 pub(crate) struct News {
     pub(crate) index: usize,
     /// What was added to it.
-    pub(crate) steps: Vec<Step>,
+    pub(crate) steps: Vec<AnswerDelta>,
     pub(crate) finish: Option<Finish>,
 }
 
 /// Adds a step to those that are told at a time: text that follows text is one.
-fn add(steps: &mut Vec<Step>, step: Step) {
+fn add(steps: &mut Vec<AnswerDelta>, step: AnswerDelta) {
     match (steps.last_mut(), step) {
-        (Some(Step::Text { text, drawn }), Step::Text { text: more, drawn: more_drawn }) => {
+        (Some(AnswerDelta::Text { text, drawn }), AnswerDelta::Text { text: more, drawn: more_drawn }) => {
             text.push_str(&more);
             drawn.extend(more_drawn);
         }
@@ -49,10 +49,10 @@ pub(crate) struct Choices {
     scope: Scope,
     n_prompt: usize,
     n_cached: Option<usize>,
-    choices: Vec<Choice>,
+    choices: Vec<ChoiceStream>,
 }
 
-struct Choice {
+struct ChoiceStream {
     /// None once it is over.
     generation: Option<Generation>,
     answer: Answer,
@@ -61,7 +61,7 @@ struct Choice {
 impl Choices {
     /// Generations and what is to become of them.
     pub(crate) fn new(server: Arc<Server>, scope: Scope, n_prompt: usize, choices: Vec<(Generation, Answer)>) -> Self {
-        let choice = |(generation, answer)| Choice { generation: Some(generation), answer };
+        let choice = |(generation, answer)| ChoiceStream { generation: Some(generation), answer };
         let choices = choices.into_iter().map(choice).collect();
         Self { server, scope, n_prompt, n_cached: None, choices }
     }

@@ -4,19 +4,19 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use super::error::ApiError;
-use super::history::{self, History, Scope, Turn as MadeTurn};
-use chat::{Made, Part, Phase, Turn};
+use super::history::{self, AssistantTurn, History, Scope};
+use chat::{AssistantMessage, MessagePart, Phase, Turn};
 
 /// A piece of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Entry {
+pub(crate) enum ConversationItem {
     Developer(String),
     /// What the person says.
     User(String),
     /// A turn of the assistant, as its client has it.
-    Assistant(Vec<Made>),
+    Assistant(Vec<AssistantMessage>),
     /// A turn that is known to be this server's.
-    Made(Arc<MadeTurn>),
+    Made(Arc<AssistantTurn>),
     /// What a call came to.
     Result {
         call_id: String,
@@ -26,7 +26,7 @@ pub(crate) enum Entry {
     },
 }
 
-impl Entry {
+impl ConversationItem {
     /// Bytes that it takes, about.
     pub(crate) fn size_bytes(&self) -> usize {
         64 + match self {
@@ -38,10 +38,10 @@ impl Entry {
 }
 
 /// A turn of the prompt before it is known whether its reasoning is still wanted.
-enum Line<'a> {
+enum PromptLine<'a> {
     Plain(Turn),
-    Made(&'a Made),
-    Given { made: &'a Made, is_final: bool },
+    Made(&'a AssistantMessage),
+    Given { made: &'a AssistantMessage, is_final: bool },
 }
 
 /// The turns of the prompt of a conversation.
@@ -51,29 +51,32 @@ enum Line<'a> {
 ///
 /// # Errors
 /// A result of a call that is not there, or a second one.
-pub(crate) fn turns(entries: &[&Entry], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
-    let known: Vec<Option<Arc<MadeTurn>>> = entries
+pub(crate) fn turns(entries: &[&ConversationItem], history: &History, scope: Scope) -> Result<Vec<Turn>, ApiError> {
+    let known: Vec<Option<Arc<AssistantTurn>>> = entries
         .iter()
         .map(|entry| match entry {
-            Entry::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
-            Entry::Made(turn) => Some(Arc::clone(turn)),
+            ConversationItem::Assistant(given) => history.find(scope, given.iter().map(|made| &made.part)),
+            ConversationItem::Made(turn) => Some(Arc::clone(turn)),
             _ => None,
         })
         .collect();
     let lines = lines(entries, &known)?;
-    let last_final = lines.iter().rposition(Line::is_final);
+    let last_final = lines.iter().rposition(PromptLine::is_final);
     let is_kept =
-        |(i, line): &(usize, Line)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
+        |(i, line): &(usize, PromptLine)| !line.is_reasoning() || last_final.is_none_or(|last_final| *i > last_final);
     Ok(lines.into_iter().enumerate().filter(is_kept).filter_map(|(_, line)| line.turn()).collect())
 }
 
 /// Results by the call that they are of, with the places of their ids.
 type Results<'a> = HashMap<&'a str, VecDeque<(&'a str, &'a str)>>;
 
-fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Result<Vec<Line<'a>>, ApiError> {
+fn lines<'a>(
+    entries: &'a [&'a ConversationItem],
+    known: &'a [Option<Arc<AssistantTurn>>],
+) -> Result<Vec<PromptLine<'a>>, ApiError> {
     let mut results = Results::new();
     for entry in entries {
-        if let Entry::Result { call_id, text, path } = entry {
+        if let ConversationItem::Result { call_id, text, path } = entry {
             results.entry(call_id).or_default().push_back((text, path));
         }
     }
@@ -82,28 +85,28 @@ fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Re
         match (entry, known) {
             (_, Some(turn)) => {
                 for made in turn.iter() {
-                    lines.push(Line::Made(made));
+                    lines.push(PromptLine::Made(made));
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
-            (Entry::Assistant(given), None) => {
-                let last_call = given.iter().rposition(|made| matches!(made.part, Part::Call { .. }));
+            (ConversationItem::Assistant(given), None) => {
+                let last_call = given.iter().rposition(|made| matches!(made.part, MessagePart::Call { .. }));
                 for (i, made) in given.iter().enumerate() {
                     let is_final = match &made.part {
-                        Part::Content { phase, .. } => {
+                        MessagePart::Content { phase, .. } => {
                             phase.map_or(last_call.is_none_or(|last| i > last), |phase| phase == Phase::FinalAnswer)
                         }
                         _ => false,
                     };
-                    lines.push(Line::Given { made, is_final });
+                    lines.push(PromptLine::Given { made, is_final });
                     lines.extend(result_of(&made.part, &mut results));
                 }
             }
-            (Entry::Developer(text), None) if text.is_empty() => {}
-            (Entry::Developer(text), None) => lines.push(Line::Plain(Turn::Developer(text.clone()))),
-            (Entry::User(text), None) => lines.push(Line::Plain(Turn::User(text.clone()))),
+            (ConversationItem::Developer(text), None) if text.is_empty() => {}
+            (ConversationItem::Developer(text), None) => lines.push(PromptLine::Plain(Turn::Developer(text.clone()))),
+            (ConversationItem::User(text), None) => lines.push(PromptLine::Plain(Turn::User(text.clone()))),
             // Behind its call already. A turn that was made has its place above.
-            (Entry::Result { .. } | Entry::Made(_), None) => {}
+            (ConversationItem::Result { .. } | ConversationItem::Made(_), None) => {}
         }
     }
     let left_over = results.iter().find_map(|(id, results)| results.front().map(|(_, path)| (id, path)));
@@ -113,14 +116,14 @@ fn lines<'a>(entries: &'a [&'a Entry], known: &'a [Option<Arc<MadeTurn>>]) -> Re
     }
 }
 
-fn result_of<'a>(part: &Part, results: &mut Results) -> Option<Line<'a>> {
-    let Part::Call { id, name, .. } = part else { return None };
+fn result_of<'a>(part: &MessagePart, results: &mut Results) -> Option<PromptLine<'a>> {
+    let MessagePart::Call { id, name, .. } = part else { return None };
     let (text, _) = results.get_mut(id.as_str())?.pop_front()?;
-    Some(Line::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
+    Some(PromptLine::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
 }
 
-impl Line<'_> {
-    fn part(&self) -> Option<&Part> {
+impl PromptLine<'_> {
+    fn part(&self) -> Option<&MessagePart> {
         match self {
             Self::Plain(_) => None,
             Self::Made(made) => Some(&made.part),
@@ -129,13 +132,13 @@ impl Line<'_> {
     }
 
     fn is_reasoning(&self) -> bool {
-        matches!(self.part(), Some(Part::Reasoning(_)))
+        matches!(self.part(), Some(MessagePart::Reasoning(_)))
     }
 
     fn is_final(&self) -> bool {
         match self {
             Self::Plain(_) => false,
-            Self::Made(made) => matches!(made.part, Part::Content { phase: Some(Phase::FinalAnswer), .. }),
+            Self::Made(made) => matches!(made.part, MessagePart::Content { phase: Some(Phase::FinalAnswer), .. }),
             Self::Given { is_final, .. } => *is_final,
         }
     }
@@ -148,13 +151,13 @@ impl Line<'_> {
             Self::Made(made) | Self::Given { made, .. } => made,
         };
         let part = match (&made.ids, &made.part) {
-            (None, Part::Reasoning(text) | Part::Content { text, .. }) if text.is_empty() => return None,
-            (None, Part::Content { text, .. }) => {
+            (None, MessagePart::Reasoning(text) | MessagePart::Content { text, .. }) if text.is_empty() => return None,
+            (None, MessagePart::Content { text, .. }) => {
                 let phase = Some(if is_final { Phase::FinalAnswer } else { Phase::Commentary });
-                Part::Content { text: text.clone(), phase }
+                MessagePart::Content { text: text.clone(), phase }
             }
             (_, part) => part.clone(),
         };
-        Some(Turn::Assistant(Made { part, ids: made.ids.clone() }))
+        Some(Turn::Assistant(AssistantMessage { part, ids: made.ids.clone() }))
     }
 }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
 use super::failing::{EngineFailure, Failing};
-use super::intake::{Intake, Limits};
+use super::intake::{Intake, IntakeLimits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
 use super::request_log::words_of;
@@ -53,7 +53,7 @@ impl EngineThread {
     ///
     /// # Errors
     /// Where the system has no thread to give.
-    pub fn start(engine: Engine, facts: ModelFacts, limits: Limits, metrics: Metrics) -> io::Result<Self> {
+    pub fn start(engine: Engine, facts: ModelFacts, limits: IntakeLimits, metrics: Metrics) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             intake: Intake::new(limits, metrics),
             born: Instant::now(),
@@ -65,7 +65,7 @@ impl EngineThread {
         let (commands, received) = channel();
         let of_thread = shared.clone();
         thread::Builder::new().name("engine".into()).spawn(move || {
-            let mut open = Open {
+            let mut open = OpenGeneration {
                 engine,
                 mailboxes: HashMap::new(),
                 shared: of_thread.clone(),
@@ -156,7 +156,7 @@ impl Shared {
 }
 
 /// The engine and whom its tokens are for.
-struct Open {
+struct OpenGeneration {
     engine: Engine,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
     shared: Arc<Shared>,
@@ -164,7 +164,7 @@ struct Open {
     counted: EngineFigures,
 }
 
-impl Open {
+impl OpenGeneration {
     /// Until nobody is there to send commands.
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), EngineFailure> {
         loop {

@@ -77,7 +77,7 @@ impl Allowed {
 impl Hosts {
     /// Those of a server that listens on an address, which was asked for by the name `asked`. Without `more` all hosts
     /// are right where the address is not of this machine alone.
-    pub fn of(address: IpAddr, asked: &str, more: &[Allowed]) -> Self {
+    pub fn for_address(address: IpAddr, asked: &str, more: &[Allowed]) -> Self {
         if !address.to_canonical().is_loopback() && more.is_empty() {
             return Self::default();
         }
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn on_a_loopback_address_only_names_of_this_machine_are_served() {
         let more = ["chat.example.com", ".lan", "[fd00:0::7]"].map(|name| Allowed::read(name).unwrap());
-        let hosts = Hosts::of([127, 0, 0, 1].into(), "MyBox", &more);
+        let hosts = Hosts::for_address([127, 0, 0, 1].into(), "MyBox", &more);
         for host in [
             "localhost",
             "localhost:8000",
@@ -211,12 +211,15 @@ mod tests {
     #[test]
     fn elsewhere_all_are_served_unless_some_are_named() {
         let address = IpAddr::from([192, 168, 0, 7]);
-        assert!(allows(&Hosts::of(address, "192.168.0.7", &[]), "evil.example"));
-        let named = Hosts::of(address, "192.168.0.7", &[Allowed::Host("box.lan".into())]);
+        assert!(allows(&Hosts::for_address(address, "192.168.0.7", &[]), "evil.example"));
+        let named = Hosts::for_address(address, "192.168.0.7", &[Allowed::Host("box.lan".into())]);
         assert!(["box.lan", "192.168.0.7:8000", "localhost"].iter().all(|host| allows(&named, host)));
         assert!(!allows(&named, "evil.example"));
-        assert!(allows(&Hosts::of([127, 0, 0, 1].into(), "localhost", &[Allowed::All]), "evil.example"));
-        assert!(!allows(&Hosts::of("::ffff:127.0.0.1".parse().unwrap(), "::ffff:127.0.0.1", &[]), "evil.example"));
+        assert!(allows(&Hosts::for_address([127, 0, 0, 1].into(), "localhost", &[Allowed::All]), "evil.example"));
+        assert!(!allows(
+            &Hosts::for_address("::ffff:127.0.0.1".parse().unwrap(), "::ffff:127.0.0.1", &[]),
+            "evil.example"
+        ));
         assert_eq!(Allowed::read("Example.COM."), Ok(Allowed::Host("example.com".into())));
         assert_eq!(Allowed::read(".Example.COM."), Ok(Allowed::Domain("example.com".into())));
     }

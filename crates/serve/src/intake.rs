@@ -14,7 +14,7 @@ use engine::scheduler::Request;
 
 /// What a backend has room for.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct IntakeLimits {
     /// Sequences at a time.
     pub n_slots: usize,
     /// Requests that may wait, beside those that find a free slot.
@@ -26,7 +26,7 @@ pub struct Limits {
     pub vocab_size: usize,
 }
 
-impl Limits {
+impl IntakeLimits {
     /// What a backend with such limits says of itself.
     pub fn facts(&self, fingerprint: String, created: u64) -> ModelFacts {
         let Self { n_slots, max_queue, context_tokens, vocab_size, .. } = *self;
@@ -37,7 +37,7 @@ impl Limits {
 /// The door in front of a backend.
 #[derive(Debug)]
 pub struct Intake {
-    limits: Limits,
+    limits: IntakeLimits,
     counts: Mutex<Counts>,
     pub(super) metrics: Metrics,
     /// Told when the last request has ended.
@@ -62,13 +62,13 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Intake {
     /// A door that is open.
-    pub fn new(limits: Limits, metrics: Metrics) -> Arc<Self> {
+    pub fn new(limits: IntakeLimits, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self { limits, counts: Mutex::default(), metrics, emptied: Notify::new() })
     }
 
     /// Lets a request in, with room for its tokens cut to what the context has, or refuses it.
     pub fn take(self: &Arc<Self>, request: &mut Request) -> Result<Arc<Mailbox>, Refused> {
-        let Limits { context_tokens, vocab_size, .. } = self.limits;
+        let IntakeLimits { context_tokens, vocab_size, .. } = self.limits;
         let room = PromptError::room_behind(&request.prompt, context_tokens, vocab_size)
             .map_err(Refused::Prompt)
             .and_then(|room| self.count(request.prompt.len()).map(|()| room))
@@ -168,7 +168,8 @@ mod tests {
     use super::*;
     use engine::scheduler::Sampling;
 
-    const LIMITS: Limits = Limits { n_slots: 2, max_queue: 1, max_queued_tokens: 10, context_tokens: 8, vocab_size: 5 };
+    const LIMITS: IntakeLimits =
+        IntakeLimits { n_slots: 2, max_queue: 1, max_queued_tokens: 10, context_tokens: 8, vocab_size: 5 };
 
     fn request(n_prompt: usize) -> Request {
         Request::new(vec![1; n_prompt], 100, vec![], Sampling::GREEDY)
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn waiting_prompts_have_a_limit_together_and_none_alone() {
-        let limits = Limits { max_queue: 100, max_queued_tokens: 4, ..LIMITS };
+        let limits = IntakeLimits { max_queue: 100, max_queued_tokens: 4, ..LIMITS };
         let intake = Intake::new(limits, Metrics::default());
         intake.take(&mut request(6)).unwrap();
         assert!(matches!(intake.take(&mut request(1)), Err(Refused::Overloaded { .. })));

@@ -9,7 +9,7 @@ use super::Server;
 use super::answer::{Answer, Making};
 use super::ask::Ask;
 use super::choices::Choices;
-use super::conversation::{self, Entry};
+use super::conversation::{self, ConversationItem};
 use super::error::ApiError;
 use super::keys::Caller;
 use super::long_work::LONG_TEXT_BYTES;
@@ -17,15 +17,15 @@ use super::request_log::Record;
 use super::tools::TextFormat;
 use chat::ResponseFormat;
 use chat::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
-use chat::grammar::{Format, GrammarError, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarError, ToolChoice, Wanted};
 use engine::scheduler::{Request, TokenMask};
 use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
 
 /// Whether a conversation, or the request that it came with, takes a while to become a prompt.
-pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool {
+pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a ConversationItem>) -> bool {
     let body_bytes = Record::current().map_or(0, |record| record.body_bytes());
-    body_bytes.max(entries.into_iter().map(Entry::size_bytes).sum()) > LONG_TEXT_BYTES
+    body_bytes.max(entries.into_iter().map(ConversationItem::size_bytes).sum()) > LONG_TEXT_BYTES
 }
 
 /// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
@@ -33,11 +33,11 @@ pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> bool 
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
-pub(crate) fn of(
+pub(crate) fn build(
     server: &Server,
     caller: Caller,
     ask: &Ask,
-    entries: &[&Entry],
+    entries: &[&ConversationItem],
     param: &str,
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Prompt, ApiError> {
@@ -142,8 +142,8 @@ async fn masks(
     }
     let format = match &ask.format {
         TextFormat::Text => None,
-        TextFormat::JsonObject => Some(Format::JsonObject),
-        TextFormat::Schema { schema, .. } => Some(Format::Schema(schema.clone())),
+        TextFormat::JsonObject => Some(AnswerFormat::JsonObject),
+        TextFormat::Schema { schema, .. } => Some(AnswerFormat::Schema(schema.clone())),
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();

@@ -26,7 +26,7 @@ use serde::Deserialize;
 use tokio::sync::{Semaphore, watch};
 
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
-use super::intake::{Intake, Limits};
+use super::intake::{Intake, IntakeLimits};
 use super::mailbox::{Ending, Failed, Generation, Mailbox};
 use super::metrics::Metrics;
 use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob};
@@ -50,7 +50,7 @@ struct Script {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct ScriptLine {
     text: Option<String>,
     ids: Option<Vec<u32>>,
     prompt: Option<String>,
@@ -128,7 +128,7 @@ impl Scripts {
     pub(crate) fn parse(text: &str, tokenizer: &Tokenizer) -> Result<Self, ReplayError> {
         let mut scripts = Self { matching: Vec::new(), in_turn: Vec::new() };
         for (line, text) in (1..).zip(text.lines()).filter(|(_, text)| !text.trim().is_empty()) {
-            let parsed: Line = serde_json::from_str(text).map_err(|source| ReplayError::Json { line, source })?;
+            let parsed: ScriptLine = serde_json::from_str(text).map_err(|source| ReplayError::Json { line, source })?;
             let tokens = match (&parsed.text, parsed.ids) {
                 (Some(text), None) => tokenizer.encode_with_specials(text.as_bytes()),
                 (None, Some(ids)) => tokenizer.decode_all(&ids).map(|_| ids),
@@ -152,7 +152,7 @@ impl Scripts {
     }
 
     /// The script for a prompt; `turn` counts those that no line fits.
-    fn of(&self, prompt: &str, turn: &AtomicUsize) -> Option<Arc<Script>> {
+    fn script(&self, prompt: &str, turn: &AtomicUsize) -> Option<Arc<Script>> {
         let fits = self.matching.iter().find(|(part, _)| prompt.contains(part.as_str())).map(|(_, script)| script);
         let next = || self.in_turn.get(turn.fetch_add(1, Ordering::Relaxed) % self.in_turn.len().max(1));
         fits.or_else(next).cloned()
@@ -172,7 +172,13 @@ pub struct Replay {
 
 impl Replay {
     /// Scripts with a model's facts and an engine's limits.
-    pub fn new(scripts: Scripts, tokenizer: Tokenizer, facts: ModelFacts, limits: Limits, metrics: Metrics) -> Self {
+    pub fn new(
+        scripts: Scripts,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        limits: IntakeLimits,
+        metrics: Metrics,
+    ) -> Self {
         let slots = Arc::new(Semaphore::new(limits.n_slots));
         let (intake, is_over) = (Intake::new(limits, metrics), watch::Sender::new(false));
         Self { scripts, turn: AtomicUsize::new(0), tokenizer, facts, intake, slots, is_over }
@@ -183,7 +189,7 @@ impl Backend for Replay {
     fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
         let mailbox = self.intake.take(&mut request)?;
         let prompt = self.tokenizer.decode_all(&request.prompt).unwrap_or_default();
-        let Some(script) = self.scripts.of(&String::from_utf8_lossy(&prompt), &self.turn) else {
+        let Some(script) = self.scripts.script(&String::from_utf8_lossy(&prompt), &self.turn) else {
             mailbox.end(Ending::Failed(Failed::Engine("no line of the script fits this prompt".into())));
             return Ok(Generation::new(mailbox, || {}));
         };
@@ -266,7 +272,7 @@ mod tests {
         let tokenizer = Tokenizer::o200k_harmony();
         let scripts = Scripts::parse(FILE, &tokenizer).unwrap();
         let (context_tokens, vocab_size) = (100, tokenizer.vocab_size());
-        let limits = Limits { n_slots: 1, max_queue: 9, max_queued_tokens: 1000, context_tokens, vocab_size };
+        let limits = IntakeLimits { n_slots: 1, max_queue: 9, max_queued_tokens: 1000, context_tokens, vocab_size };
         let facts = limits.facts("fp_0".into(), 0);
         Replay::new(scripts, tokenizer, facts, limits, Metrics::default())
     }

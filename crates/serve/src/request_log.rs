@@ -36,11 +36,11 @@ pub(super) struct Record {
     method: Method,
     path: String,
     begin: Instant,
-    known: Mutex<Known>,
+    known: Mutex<RequestFacts>,
 }
 
 #[derive(Debug, Default)]
-struct Known {
+struct RequestFacts {
     /// None as long as no head was sent.
     status: Option<StatusCode>,
     code: Option<&'static str>,
@@ -115,27 +115,27 @@ impl Record {
         });
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, Known> {
+    fn known(&self) -> std::sync::MutexGuard<'_, RequestFacts> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// A request that is being answered; the line is written when it is dropped: with the last of the body, or when hyper
 /// drops the handler since the client left.
-struct Entry {
+struct OpenRequest {
     server: Arc<Server>,
     record: Arc<Record>,
     /// Counted while the program waits for its requests to end.
     _open: Arc<()>,
 }
 
-impl Watcher for Entry {
+impl Watcher for OpenRequest {
     fn is_whole(&self) {
         self.record.known().is_whole = true;
     }
 }
 
-impl Drop for Entry {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         let Record { id, method, path, begin, known } = &*self.record;
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +157,7 @@ impl Drop for Entry {
         let tok_per_s = (known.decode_s > 0.0)
             .then(|| (known.tokens - known.n_generations.min(known.tokens)) as f64)
             .map(|tokens| tokens / known.decode_s);
-        let Known { prompt_tokens, cached_tokens, tokens, queue_s, first_token_s, reason, .. } = *known;
+        let RequestFacts { prompt_tokens, cached_tokens, tokens, queue_s, first_token_s, reason, .. } = *known;
         tracing::info!(
             id,
             method,
@@ -203,7 +203,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
         begin: Instant::now(),
         known: Mutex::default(),
     });
-    let entry = Entry { record: record.clone(), _open: server.open.clone(), server };
+    let entry = OpenRequest { record: record.clone(), _open: server.open.clone(), server };
     let answered = RECORD.scope(record.clone(), caught(next.run(request))).await;
     let mut response = answered.unwrap_or_else(|why| {
         tracing::error!(id = record.id, why, "a handler panicked");

@@ -12,7 +12,7 @@ use chacha20poly1305::aead::{Aead, Generate, Key, KeyInit, Payload};
 use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 
 use super::history::Scope;
-use chat::{Made, Part};
+use chat::{AssistantMessage, MessagePart};
 
 /// The key.
 pub struct Seal {
@@ -37,8 +37,8 @@ const NONCE_BYTES: usize = 24;
 
 impl Seal {
     /// Reasoning for a client of this scope to carry; None if the message is none.
-    pub(crate) fn close(&self, scope: Scope, made: &Made) -> Option<String> {
-        let Part::Reasoning(text) = &made.part else { return None };
+    pub(crate) fn close(&self, scope: Scope, made: &AssistantMessage) -> Option<String> {
+        let MessagePart::Reasoning(text) = &made.part else { return None };
         let open = serde_json::to_vec(&(text, &made.ids)).ok()?;
         let nonce = XNonce::generate();
         let sealed = self.cipher.encrypt(&nonce, Payload { msg: &open, aad: &scope.to_le_bytes() }).ok()?;
@@ -46,13 +46,13 @@ impl Seal {
     }
 
     /// What [`close`](Self::close) made for this scope in this process; None of anything else.
-    pub(crate) fn open(&self, scope: Scope, text: &str) -> Option<Made> {
+    pub(crate) fn open(&self, scope: Scope, text: &str) -> Option<AssistantMessage> {
         let bytes = URL_SAFE_NO_PAD.decode(text).ok()?;
         let (nonce, sealed) = bytes.split_at_checked(NONCE_BYTES)?;
         let nonce = XNonce::try_from(nonce).ok()?;
         let open = self.cipher.decrypt(&nonce, Payload { msg: sealed, aad: &scope.to_le_bytes() }).ok()?;
         let (text, ids) = serde_json::from_slice(&open).ok()?;
-        Some(Made { part: Part::Reasoning(text), ids })
+        Some(AssistantMessage { part: MessagePart::Reasoning(text), ids })
     }
 }
 
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn what_is_sealed_opens_for_its_scope_in_its_process_and_unchanged() {
         let seal = Seal::default();
-        let made = Made { part: Part::Reasoning("Look it up.".into()), ids: Some(vec![200_006, 7]) };
+        let made = AssistantMessage { part: MessagePart::Reasoning("Look it up.".into()), ids: Some(vec![200_006, 7]) };
         let sealed = seal.close(3, &made).expect("it is reasoning");
         assert_eq!(seal.open(3, &sealed), Some(made.clone()));
         assert_ne!(seal.close(3, &made).expect("it is reasoning"), sealed, "no two are alike");
@@ -75,7 +75,7 @@ mod tests {
             assert_eq!(seal.open(3, &String::from_utf8(changed).expect("ASCII")), None, "byte {i}");
             assert_eq!(seal.open(3, &sealed[..i]), None, "{i} bytes");
         }
-        let content = Made { part: Part::Content { text: "a".into(), phase: None }, ids: None };
+        let content = AssistantMessage { part: MessagePart::Content { text: "a".into(), phase: None }, ids: None };
         assert_eq!(seal.close(3, &content), None);
     }
 }

@@ -115,7 +115,7 @@ fn found(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Rank>, Laun
 mod tests {
     use super::*;
 
-    fn of(variables: &[(&str, &str)]) -> Result<Option<Rank>, LauncherError> {
+    fn rank_of(variables: &[(&str, &str)]) -> Result<Option<Rank>, LauncherError> {
         found(|name| variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned()))
     }
 
@@ -129,28 +129,28 @@ mod tests {
             ("SLURM_NTASKS", "9"),
             ("SLURM_LOCALID", "1"),
         ];
-        assert_eq!(of(&slurm), rank(3, 4, 1, "Slurm"));
+        assert_eq!(rank_of(&slurm), rank(3, 4, 1, "Slurm"));
         let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
-        assert_eq!(of(&[&slurm[..], &mpi].concat()), rank(1, 2, 1, "Open MPI"), "mpirun inside a step");
+        assert_eq!(rank_of(&[&slurm[..], &mpi].concat()), rank(1, 2, 1, "Open MPI"), "mpirun inside a step");
         let torchrun = [("RANK", "5"), ("WORLD_SIZE", "8"), ("LOCAL_RANK", "1"), ("MASTER_ADDR", "node0")];
-        assert_eq!(of(&[&mpi[..], &slurm, &torchrun].concat()), rank(5, 8, 1, "torchrun"));
-        assert_eq!(of(&[("PMI_RANK", "0"), ("PMI_SIZE", "3")]), rank(0, 3, 0, "PMI"));
-        assert_eq!(of(&[("LWS_WORKER_INDEX", "1"), ("LWS_GROUP_SIZE", "2")]), rank(1, 2, 0, "LeaderWorkerSet"));
+        assert_eq!(rank_of(&[&mpi[..], &slurm, &torchrun].concat()), rank(5, 8, 1, "torchrun"));
+        assert_eq!(rank_of(&[("PMI_RANK", "0"), ("PMI_SIZE", "3")]), rank(0, 3, 0, "PMI"));
+        assert_eq!(rank_of(&[("LWS_WORKER_INDEX", "1"), ("LWS_GROUP_SIZE", "2")]), rank(1, 2, 0, "LeaderWorkerSet"));
     }
 
     #[test]
     fn one_process_and_a_batch_script_are_alone() {
-        assert_eq!(of(&[]), Ok(None));
-        assert_eq!(of(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
+        assert_eq!(rank_of(&[]), Ok(None));
+        assert_eq!(rank_of(&[("RANK", "0"), ("WORLD_SIZE", "1")]), Ok(None));
         // A batch script sees the job's variables, and is no task of a step.
         let script = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_STEP_NUM_TASKS", "4")];
-        assert_eq!(of(&script), Ok(None));
-        assert_eq!(of(&[("JOB_COMPLETION_INDEX", "3")]), Ok(None), "of how many is said by nobody");
+        assert_eq!(rank_of(&script), Ok(None));
+        assert_eq!(rank_of(&[("JOB_COMPLETION_INDEX", "3")]), Ok(None), "of how many is said by nobody");
     }
 
     #[test]
     fn variables_that_do_not_go_together_are_named() {
-        let error = |variables: &[(&str, &str)]| of(variables).expect_err("wrong").to_string();
+        let error = |variables: &[(&str, &str)]| rank_of(variables).expect_err("wrong").to_string();
         assert_eq!(error(&[("RANK", "1")]), "torchrun is half there: RANK is set and WORLD_SIZE is not");
         assert_eq!(error(&[("PMI_SIZE", "2")]), "PMI is half there: PMI_SIZE is set and PMI_RANK is not");
         assert_eq!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]), "RANK is `x`, expected a whole number");

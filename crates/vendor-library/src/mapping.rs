@@ -39,21 +39,21 @@ impl MemoryProperties {
     pub const PINNED: c_int = 1;
 
     /// Memory of a device.
-    pub fn of(device: c_int, kind: c_int) -> Self {
-        let location = Location::of(device);
+    pub fn on_device(device: c_int, kind: c_int) -> Self {
+        let location = Location::of_device(device);
         Self { kind, handle_types: 0, location, windows: std::ptr::null_mut(), flags: [0; 8] }
     }
 }
 
 impl Location {
-    fn of(device: c_int) -> Self {
+    fn of_device(device: c_int) -> Self {
         Self { kind: 1, id: device }
     }
 }
 
 impl Access {
     /// All that there is, for a device.
-    pub fn of(device: c_int) -> Self {
-        Self { location: Location::of(device), flags: 3 }
+    pub fn from_device(device: c_int) -> Self {
+        Self { location: Location::of_device(device), flags: 3 }
     }
 }

@@ -18,7 +18,7 @@ use crate::output_file::OutputFile;
 use engine::device::Device;
 use kernel::target::Language;
 use kernel::template::library::Library;
-use page::{Page, Part, State};
+use page::{Page, ReportSection, State};
 use private::Private;
 
 /// What the tiny model is asked to go on with, and for how long.
@@ -39,7 +39,7 @@ struct Report<'a> {
     /// How long all of it may take.
     limit: Duration,
     device: String,
-    parts: Vec<Part>,
+    parts: Vec<ReportSection>,
 }
 
 /// Writes the report.
@@ -96,7 +96,7 @@ impl Report<'_> {
         limit
     }
 
-    fn add(&mut self, part: Part) -> anyhow::Result<()> {
+    fn add(&mut self, part: ReportSection) -> anyhow::Result<()> {
         let part = part.without(&self.private);
         let reason = part.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
         self.output.note(&format!("  {}, {:.1} s{reason}", part.state.words(), part.seconds));
@@ -108,17 +108,17 @@ impl Report<'_> {
         let reason = Some(reason.into());
         self.output.note(name);
         let (seconds, commands, notes) = (0.0, Vec::new(), Vec::new());
-        self.add(Part { name, state: State::LeftOut, seconds, reason, commands, result: Value::Null, notes })
+        self.add(ReportSection { name, state: State::LeftOut, seconds, reason, commands, result: Value::Null, notes })
     }
 
     /// What came of some words with `--json`.
-    fn ask(&self, words: &[&str], limit: Duration) -> io::Result<Answer> {
+    fn ask(&self, words: &[&str], limit: Duration) -> io::Result<CommandResult> {
         let words: Vec<String> = words.iter().chain(&["--json"]).map(|word| (*word).to_owned()).collect();
         let child::Ended { result, notes, problem, took } = child::run(&words, limit)?;
         // Errors are told as the problem; a line for each compiled kernel is no news.
         let notes = notes.into_iter().filter(|line| !line.starts_with("error: ")).collect();
         let result = serde_json::from_str(&result).unwrap_or(Value::Null);
-        Ok(Answer { command: command(&words), result, notes, problem, took })
+        Ok(CommandResult { command: command(&words), result, notes, problem, took })
     }
 
     /// A part that is one command; its result.
@@ -156,7 +156,7 @@ impl Report<'_> {
             "free_bytes": size(memory.map(|memory| memory.free_bytes)),
         });
         let (seconds, commands, notes) = (0.0, Vec::new(), Vec::new());
-        self.add(Part { name: "machine", state: State::Ok, seconds, reason: None, commands, result, notes })
+        self.add(ReportSection { name: "machine", state: State::Ok, seconds, reason: None, commands, result, notes })
     }
 
     /// Which templates run on it, and by which rows of which tables.
@@ -196,7 +196,7 @@ impl Report<'_> {
             }
             let state = if problem.is_none() { State::Ok } else { State::Failed };
             let (seconds, reason, notes) = (seconds.as_secs_f64(), problem, here.notes);
-            self.add(Part { name, state, seconds, reason, commands, result, notes })?;
+            self.add(ReportSection { name, state, seconds, reason, commands, result, notes })?;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Report<'_> {
             problems.insert(0, format!("{n_wrong} of {} rows are wrong", rows.len()));
         }
         let command = format!("gptoss-jit kernels check --device {device}");
-        self.add(Part {
+        self.add(ReportSection {
             name,
             state: if problems.is_empty() { State::Ok } else { State::Failed },
             seconds: start.elapsed().as_secs_f64(),
@@ -286,7 +286,7 @@ impl Report<'_> {
                 .output
                 .json(&json!({ "schema": 1, "file": file, "device": self.device, "parts": self.parts }))?);
         }
-        let row = |part: &Part| {
+        let row = |part: &ReportSection| {
             let reason = part.reason.clone().unwrap_or_default();
             vec![part.name.into(), part.state.words().into(), format!("{:.1}", part.seconds), reason]
         };
@@ -301,7 +301,7 @@ impl Report<'_> {
 const NO_TIME: &str = "no time was left: `--seconds` gives more";
 
 /// What came of a command with `--json`.
-struct Answer {
+struct CommandResult {
     command: String,
     result: Value,
     notes: Vec<String>,
@@ -309,9 +309,9 @@ struct Answer {
     took: Duration,
 }
 
-impl Answer {
-    fn part(self, name: &'static str) -> Part {
-        Part {
+impl CommandResult {
+    fn part(self, name: &'static str) -> ReportSection {
+        ReportSection {
             name,
             state: if self.problem.is_none() { State::Ok } else { State::Failed },
             seconds: self.took.as_secs_f64(),

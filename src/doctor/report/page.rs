@@ -36,7 +36,7 @@ impl State {
 }
 
 #[derive(Debug, Serialize)]
-pub(super) struct Part {
+pub(super) struct ReportSection {
     pub(crate) name: &'static str,
     pub(crate) state: State,
     pub(crate) seconds: f64,
@@ -54,7 +54,7 @@ pub(super) struct Page<'a> {
     pub(crate) device: &'a str,
     /// Whether nothing is still to come.
     pub(crate) is_complete: bool,
-    pub(crate) parts: &'a [Part],
+    pub(crate) parts: &'a [ReportSection],
 }
 
 impl Page<'_> {
@@ -85,7 +85,7 @@ impl Page<'_> {
     }
 }
 
-impl Part {
+impl ReportSection {
     /// The part without what is nobody's business.
     pub(crate) fn without(self, private: &Private) -> Self {
         let texts = |texts: Vec<String>| texts.iter().map(|text| private.taken_out_of(text)).collect();
@@ -186,8 +186,15 @@ mod tests {
         let told = || "is it\nok, seconds?".to_owned();
         let (commands, notes) = (vec![told()], vec!["ok".into()]);
         let result = json!({"ok": [told(), 1]});
-        let part =
-            Part { name: "doctor", state: State::Ok, seconds: 1.0, reason: Some(told()), commands, result, notes };
+        let part = ReportSection {
+            name: "doctor",
+            state: State::Ok,
+            seconds: 1.0,
+            reason: Some(told()),
+            commands,
+            result,
+            notes,
+        };
         let parts = [part.without(&private)];
         let text = Page { device: "cpu", is_complete: true, parts: &parts }.text();
         let fences: Vec<Value> = text

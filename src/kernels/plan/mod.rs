@@ -20,7 +20,7 @@ use kernel::target::Target;
 use kernel::template::Precision;
 use kernel::tuning::TuningTables;
 use report::Report;
-use spans::Line;
+use spans::SpanLine;
 
 /// Longest sequence, in tokens: as `run` has it.
 const CAPACITY_TOKENS: usize = 1024;
@@ -112,7 +112,7 @@ impl PlanArgs {
         }
     }
 
-    fn asks_for(&self, line: &Line<'_>) -> bool {
+    fn asks_for(&self, line: &SpanLine<'_>) -> bool {
         let has_op = self.op.is_empty() || line.problem.ops.iter().any(|op| self.op.contains(op));
         let is_counted = |&n: &u32| (line.first_row_count..=line.last_row_count).contains(&(n as usize));
         has_op && (self.tokens.is_empty() || self.tokens.iter().any(is_counted))

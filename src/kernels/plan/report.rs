@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::json;
 
-use super::spans::Line;
+use super::spans::SpanLine;
 use crate::output::Output;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
 use kernel::choice::{Choice, Chooser, Ranking, Why};
 use kernel::template::{Params, Precision, Template};
-use kernel::tuning::table::{Provenance, Row};
+use kernel::tuning::table::{Provenance, TuningRow};
 
 /// All that there is to tell.
 pub(super) struct Report<'a> {
@@ -23,7 +23,7 @@ pub(super) struct Report<'a> {
     pub(crate) precision: Precision,
     pub(crate) limits: StepLimits,
     pub(crate) chooser: &'a Chooser,
-    pub(crate) lines: &'a [Line<'a>],
+    pub(crate) lines: &'a [SpanLine<'a>],
     pub(crate) overruled: Vec<Overruled>,
 }
 
@@ -44,9 +44,9 @@ struct Launch<'a> {
     params: &'a Params,
     priority: i64,
     /// The row that chose it; null where priorities did.
-    row: Option<TuningRow<'a>>,
+    row: Option<TuningRowReport<'a>>,
     /// Other rows that apply: they stand behind that one, or could not be followed.
-    other_rows: Vec<TuningRow<'a>>,
+    other_rows: Vec<TuningRowReport<'a>>,
     warnings: &'a [String],
     next: Vec<Loser>,
     misfits: Vec<Misfit>,
@@ -63,7 +63,7 @@ struct RowCounts {
 
 /// A row of a tuning table.
 #[derive(Serialize)]
-struct TuningRow<'a> {
+struct TuningRowReport<'a> {
     /// `file:line`.
     place: &'a str,
     #[serde(rename = "use")]
@@ -129,9 +129,9 @@ impl Report<'_> {
         })
     }
 
-    fn launch<'l>(&'l self, line: &'l Line<'_>) -> Launch<'l> {
+    fn launch<'l>(&'l self, line: &'l SpanLine<'_>) -> Launch<'l> {
         let (first, ranking) = (&line.ranking.choices[0], line.ranking);
-        let rows: Vec<TuningRow<'_>> = ranking.rows.iter().map(|row| self.row(row)).collect();
+        let rows: Vec<TuningRowReport<'_>> = ranking.rows.iter().map(|row| self.row(row)).collect();
         let mut rows = rows.into_iter();
         Launch {
             nodes: line.label(),
@@ -162,7 +162,7 @@ impl Report<'_> {
         }
     }
 
-    fn row<'l>(&self, row: &'l Row) -> TuningRow<'l> {
+    fn row<'l>(&self, row: &'l TuningRow) -> TuningRowReport<'l> {
         let provenance = self.chooser.tables().provenance(row).map(|known| {
             let Provenance { kind, date, method, device, compiler, notes } = known;
             let (name, kind) = (&row.provenance, kind.name());
@@ -171,7 +171,7 @@ impl Report<'_> {
                 "notes": notes,
             })
         });
-        TuningRow {
+        TuningRowReport {
             place: &row.place,
             template: &row.template,
             tokens: row.tokens.to_string(),
@@ -207,7 +207,7 @@ impl Report<'_> {
         Ok(())
     }
 
-    fn cells(&self, line: &Line<'_>) -> Vec<String> {
+    fn cells(&self, line: &SpanLine<'_>) -> Vec<String> {
         let first = &line.ranking.choices[0];
         let next = match &line.ranking.choices[1..] {
             [] => "-".to_owned(),
@@ -221,7 +221,7 @@ impl Report<'_> {
 
     /// `<built in>/matrix.toml:9, predicted`, or the priority.
     fn chosen_by(&self, ranking: &Ranking) -> String {
-        let behind = |rows: &[Row]| match rows {
+        let behind = |rows: &[TuningRow]| match rows {
             [] => String::new(),
             [row] => format!(", before {}", row.place),
             [row, others @ ..] => format!(", before {} and {} more", row.place, others.len()),
@@ -238,7 +238,7 @@ impl Report<'_> {
     }
 
     /// All that is known of a line's choice.
-    fn reasons(&self, line: &Line<'_>) -> Vec<String> {
+    fn reasons(&self, line: &SpanLine<'_>) -> Vec<String> {
         let (first, ranking) = (&line.ranking.choices[0], line.ranking);
         let rows = line.row_counts();
         let mut told = vec![format!("{}, {} step, {rows}: {}", line.label(), line.step_name(), first.template)];
@@ -263,7 +263,7 @@ impl Report<'_> {
         told
     }
 
-    fn row_text(&self, row: &Row) -> String {
+    fn row_text(&self, row: &TuningRow) -> String {
         let mut text = format!("{}: `{}` {} at {} rows", row.place, row.template, params_text(&row.params), row.tokens);
         if let Some(Provenance { kind, date, method, device, .. }) = self.chooser.tables().provenance(row) {
             let device = device.as_ref().map_or(String::new(), |device| format!(", {device}"));
@@ -329,7 +329,7 @@ fn misfits(ranking: &Ranking) -> impl Iterator<Item = Misfit> {
     all.map(|(template, why)| Misfit { template: template.to_string(), why: why.to_string() })
 }
 
-fn unfused(line: &Line<'_>) -> impl Iterator<Item = Unfused> {
+fn unfused(line: &SpanLine<'_>) -> impl Iterator<Item = Unfused> {
     let all = line.decision.unfused.iter();
     all.map(|run| Unfused { ops: run.problem.ops.clone(), why: run.why.to_string() })
 }

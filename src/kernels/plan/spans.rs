@@ -9,7 +9,7 @@ use kernel::step::StepKind;
 use kernel::template::Problem;
 
 /// One line: a launch of some layers, for a range of row counts.
-pub(super) struct Line<'a> {
+pub(super) struct SpanLine<'a> {
     /// The nodes, with a place for the layers: `block.*.attn.norm + block.*.attn.qkv`. The layer after is `block.next`.
     generic: String,
     /// The layers; empty outside of them.
@@ -27,17 +27,19 @@ pub(super) struct Line<'a> {
 
 /// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches
 /// are alike only if the same runs of theirs are not fused for the same reasons.
-pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> {
+pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<SpanLine<'_>> {
     let most = |rows: Rows| {
         let of_decode = decisions.all.iter().filter(|one| one.rows == rows && one.step == StepKind::Decode);
         of_decode.map(|one| one.last_row_count).max().unwrap_or(0)
     };
     let (most_rows, most_logits) = (most(Rows::All), most(Rows::Logits));
-    let most = |line: &Line<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
+    let most = |line: &SpanLine<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
 
-    let mut lines =
-        joined(decisions.all.iter().map(|decision| Line::of(decisions, decision, with_reasons)), Line::takes_layer);
-    lines = joined(lines.into_iter(), Line::takes_range);
+    let mut lines = joined(
+        decisions.all.iter().map(|decision| SpanLine::new(decisions, decision, with_reasons)),
+        SpanLine::takes_layer,
+    );
+    lines = joined(lines.into_iter(), SpanLine::takes_range);
     let mut starts: BTreeMap<String, usize> = BTreeMap::new();
     for line in &lines {
         let start = starts.entry(line.generic.clone()).or_insert(usize::MAX);
@@ -52,10 +54,10 @@ pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<Line<'_>> 
 
 /// Lines of which none takes another one in.
 fn joined<'a>(
-    lines: impl Iterator<Item = Line<'a>>,
-    takes: impl Fn(&mut Line<'a>, &Line<'a>) -> bool,
-) -> Vec<Line<'a>> {
-    let mut joined: Vec<Line<'a>> = Vec::new();
+    lines: impl Iterator<Item = SpanLine<'a>>,
+    takes: impl Fn(&mut SpanLine<'a>, &SpanLine<'a>) -> bool,
+) -> Vec<SpanLine<'a>> {
+    let mut joined: Vec<SpanLine<'a>> = Vec::new();
     for next in lines {
         if !joined.iter_mut().rev().any(|line| takes(line, &next)) {
             joined.push(next);
@@ -64,8 +66,8 @@ fn joined<'a>(
     joined
 }
 
-impl<'a> Line<'a> {
-    fn of(decisions: &'a Decisions, decision: &'a Decision, with_reasons: bool) -> Self {
+impl<'a> SpanLine<'a> {
+    fn new(decisions: &'a Decisions, decision: &'a Decision, with_reasons: bool) -> Self {
         let (generic, layer) = generic(&decision.label);
         Self {
             generic,

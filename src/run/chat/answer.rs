@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::output::Output;
-use chat::chat_format::{Event, Purpose};
+use chat::chat_format::{AnswerEvent, Purpose};
 
 /// How an answer is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub(super) enum Manner {
     Json,
 }
 
-pub(super) struct Answer<'a> {
+pub(super) struct AnswerPrinter<'a> {
     manner: Manner,
     output: &'a Output,
     /// What was said so far, and what for: the last is open, if one is.
@@ -45,7 +45,7 @@ pub(super) struct Answer<'a> {
 /// A count that changes faster cannot be read.
 const COUNT_INTERVAL: Duration = Duration::from_millis(100);
 
-impl<'a> Answer<'a> {
+impl<'a> AnswerPrinter<'a> {
     pub(super) fn new(manner: Manner, output: &'a Output) -> Self {
         Self {
             manner,
@@ -82,7 +82,7 @@ impl<'a> Answer<'a> {
     /// A token, and what became known with it.
     ///
     /// - `n_thought`: tokens of reasoning so far
-    pub(super) fn take_token(&mut self, events: Vec<Event>, n_thought: usize) -> anyhow::Result<()> {
+    pub(super) fn take_token(&mut self, events: Vec<AnswerEvent>, n_thought: usize) -> anyhow::Result<()> {
         self.n_tokens += 1;
         for event in events {
             self.take(event)?;
@@ -97,17 +97,17 @@ impl<'a> Answer<'a> {
     }
 
     /// Words for the user go to stdout as they come, the rest to stderr for those who ask.
-    pub(super) fn take(&mut self, event: Event) -> anyhow::Result<()> {
+    pub(super) fn take(&mut self, event: AnswerEvent) -> anyhow::Result<()> {
         match event {
             _ if self.is_over => {}
-            Event::Started { purpose, .. } => {
+            AnswerEvent::Started { purpose, .. } => {
                 self.messages.push((purpose, String::new()));
                 self.thinks = purpose == Purpose::Reasoning;
                 if self.has_words && purpose.is_for_user() && self.manner != Manner::Json {
                     self.output.text("\n")?;
                 }
             }
-            Event::Text(text) => {
+            AnswerEvent::Text(text) => {
                 let Some((purpose, said)) = self.messages.last_mut() else { return Ok(()) };
                 *said += &text;
                 let purpose = *purpose;
@@ -120,7 +120,7 @@ impl<'a> Answer<'a> {
                     self.has_open_thoughts = true;
                 }
             }
-            Event::Ended { .. } => {
+            AnswerEvent::Ended { .. } => {
                 self.thinks = false;
                 self.n_messages = self.messages.len();
                 let Some((purpose, said)) = self.messages.last() else { return Ok(()) };

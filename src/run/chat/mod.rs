@@ -20,11 +20,11 @@ use super::{Args, Mode};
 use crate::args::{Room, kernel_counts};
 use crate::output::Output;
 use crate::usage::UsageError;
-use answer::{Answer, Manner};
-use batch::asked::Prompt;
+use answer::{AnswerPrinter, Manner};
 use batch::prompter::Prompter;
+use batch::request_line::Prompt;
 use chat::chat_format::Begun;
-use chat::{Made, Part, Phase, Turn, today};
+use chat::{AssistantMessage, MessagePart, Phase, Turn, today};
 use engine::scheduler::{Event, Request, Sampling};
 use engine::{Engine, Sizes};
 use hint::Hint;
@@ -93,12 +93,12 @@ struct Chat<'a> {
     /// Answers so far: each draws from random numbers of its own.
     n_answers: usize,
     seed: u64,
-    told: Told,
+    told: ChatStats,
 }
 
 /// What `/stats` tells.
 #[derive(Debug, Default)]
-struct Told {
+struct ChatStats {
     prompt_tokens: usize,
     cached_tokens: usize,
     new_tokens: usize,
@@ -141,7 +141,7 @@ impl<'a> Chat<'a> {
             conversation: Vec::new(),
             n_answers: 0,
             seed: args.first_seed(),
-            told: Told::default(),
+            told: ChatStats::default(),
         })
     }
 
@@ -180,7 +180,7 @@ impl<'a> Chat<'a> {
         let (mut first_s, mut n_cached) = (0.0, 0);
         let mut parser = self.prompter.chat()?.answer(Begun::default(), false);
         let waits = self.prompter.chat()?.stop_ids().to_vec();
-        let mut answer = Answer::new(self.manner, self.output);
+        let mut answer = AnswerPrinter::new(self.manner, self.output);
         self.engine.submit(request)?;
         while !self.engine.is_idle() {
             for event in self.engine.step()? {
@@ -237,6 +237,6 @@ impl<'a> Chat<'a> {
 }
 
 /// Whether a message is for the user to read.
-fn is_for_user(made: &Made) -> bool {
-    !matches!(made.part, Part::Reasoning(_) | Part::Content { phase: Some(Phase::Commentary), .. })
+fn is_for_user(made: &AssistantMessage) -> bool {
+    !matches!(made.part, MessagePart::Reasoning(_) | MessagePart::Content { phase: Some(Phase::Commentary), .. })
 }

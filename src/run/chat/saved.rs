@@ -7,8 +7,8 @@ use anyhow::Context;
 use serde_json::{Map, Value, json};
 
 use crate::output_file::OutputFile;
-use batch::asked::messages;
-use chat::{Made, Part, Phase, Turn};
+use batch::request_line::messages;
+use chat::{AssistantMessage, MessagePart, Phase, Turn};
 
 /// Writes a conversation: whole or not at all. What the model thought stands beside what it said then.
 pub(super) fn save(path: &Path, system: Option<&str>, conversation: &[Turn]) -> anyhow::Result<()> {
@@ -19,13 +19,16 @@ pub(super) fn save(path: &Path, system: Option<&str>, conversation: &[Turn]) -> 
             Turn::System(text) => ("system", text),
             Turn::Developer(text) => ("developer", text),
             Turn::User(text) => ("user", text),
-            Turn::Assistant(Made { part: Part::Reasoning(text), .. }) => {
+            Turn::Assistant(AssistantMessage { part: MessagePart::Reasoning(text), .. }) => {
                 thoughts += text;
                 continue;
             }
-            Turn::Assistant(Made { part: Part::Content { phase: Some(Phase::Commentary), .. }, .. }) => continue,
-            Turn::Assistant(Made { part: Part::Content { text, .. }, .. }) => ("assistant", text),
-            Turn::Assistant(Made { part: Part::Call { .. }, .. }) | Turn::Result { .. } => continue, // there are no tools
+            Turn::Assistant(AssistantMessage {
+                part: MessagePart::Content { phase: Some(Phase::Commentary), .. },
+                ..
+            }) => continue,
+            Turn::Assistant(AssistantMessage { part: MessagePart::Content { text, .. }, .. }) => ("assistant", text),
+            Turn::Assistant(AssistantMessage { part: MessagePart::Call { .. }, .. }) | Turn::Result { .. } => continue, // there are no tools
         };
         let mut saved = json!({ "role": role, "content": text });
         if !thoughts.is_empty() {
@@ -65,8 +68,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("chat.json");
         let user = Turn::User("2 + 2?\n\"é\"".into());
-        let words = Turn::Assistant(Part::answer("4").into());
-        let thought = Turn::Assistant(Part::Reasoning("Easy.".into()).into());
+        let words = Turn::Assistant(MessagePart::answer("4").into());
+        let thought = Turn::Assistant(MessagePart::Reasoning("Easy.".into()).into());
         let conversation = [user.clone(), thought, words.clone()];
         save(&path, Some("Be brief."), &conversation).expect("written");
         let saved: Value = serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");

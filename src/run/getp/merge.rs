@@ -2,10 +2,10 @@
 
 use std::fs;
 
-use super::{Answers, Job, OutputFile, Records, Shard, batch, records_path, shard_without_place, write};
+use super::{Answers, GetpJob, OutputFile, Records, Shard, batch, records_path, shard_without_place, write};
 use crate::output::Output;
 use crate::run::{Args, verify::Expected};
-use batch::plan::{Batch, Order};
+use batch::plan::{Batch, PromptOrder};
 use batch::records::Outcome;
 use hint::Hint;
 
@@ -33,7 +33,7 @@ impl Hint for NotMerged {
 
 /// Merges what shards kept. Their records are removed when the answers are in their place.
 pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let Job { checkpoint, tokenizer, source, format } = Job::open(args, output)?;
+    let GetpJob { checkpoint, tokenizer, source, format } = GetpJob::open(args, output)?;
     let expected = args.verify.as_deref().map(Expected::read).transpose()?;
     let Some(of_all) = records_path(args, output) else { return Err(shard_without_place()) };
     let header = super::settings::header(args, &checkpoint);
@@ -47,7 +47,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         let records = Records::open(path, header.clone(), batch.source.len(), false)?;
         // A shard has the seed and the date of its own first run, and so have its prompts' digests.
         batch = super::batch(args, &checkpoint, tokenizer.clone(), batch.source, records.header(), Some(*shard))?;
-        batch.survey(&records, Order::Given, true)?;
+        batch.survey(&records, PromptOrder::Given, true)?;
         merged.push(records);
     }
     batch.shard = None;

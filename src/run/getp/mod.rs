@@ -27,12 +27,12 @@ use crate::replicas::here;
 use crate::usage::UsageError;
 use batch::BatchError;
 use batch::answers::{Answers, OutFormat};
-use batch::plan::{Batch, Order, Survey, Usual};
+use batch::plan::{Batch, PromptOrder, Survey, Usual};
 use batch::records::{Header, Outcome, Records};
-use batch::replica::{Did, Ready, Replicas};
+use batch::replica::{BatchReplicaReady, Did, Replicas};
 use batch::shard::Shard;
-use batch::source::{Format, Source};
-use batch::work::{Statistics, Work};
+use batch::source::{PromptFormat, Source};
+use batch::work::{BatchRun, Statistics};
 use engine::{Engine, Sizes};
 use model::checkpoint::Checkpoint;
 use model::tokenizer::Tokenizer;
@@ -46,7 +46,7 @@ pub(crate) struct GetpArgs {
     /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's
     /// batch lines or our own; .lines one prompt a line; all others, and stdin, are counted]
     #[arg(long, value_enum, value_name = "FORMAT")]
-    pub(crate) in_format: Option<Format>,
+    pub(crate) in_format: Option<PromptFormat>,
 
     /// How answers are written (getp) [default: ids; jsonl and batch for prompts that are]
     #[arg(long, value_enum, value_name = "FORMAT")]
@@ -54,7 +54,7 @@ pub(crate) struct GetpArgs {
 
     /// In which order prompts are run (getp); answers are in the order of the prompts in any case [default: given]
     #[arg(long, value_enum)]
-    pub(crate) order: Option<Order>,
+    pub(crate) order: Option<PromptOrder>,
 
     /// Where finished answers are kept until all are there (getp) [default: beside `-o`, as FILE.records]
     #[arg(long, value_name = "FILE")]
@@ -94,7 +94,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if let Some(extent) = args.getp.replica {
         return replicas::work(&args, extent, output);
     }
-    let job = Job::open(&args, output)?;
+    let job = GetpJob::open(&args, output)?;
     let shard = placed(&mut args, &job.checkpoint, output)?;
     let args = &args;
     let expected = args.verify.as_deref().map(Expected::read).transpose()?;
@@ -115,7 +115,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         None => Records::in_memory(header, job.source.len()),
     };
     let start = Instant::now();
-    let Job { checkpoint, tokenizer, source, format } = job;
+    let GetpJob { checkpoint, tokenizer, source, format } = job;
     let batch = batch(args, &checkpoint, tokenizer, source, records.header(), shard)?;
     let n_resumed = records.n_done();
     if n_resumed > 0 {
@@ -132,7 +132,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     }
 
     let mut runner = Runner::new(args, &checkpoint, &survey, output)?;
-    let mut work = Work { batch: &batch, records: &mut records, keeps_errors };
+    let mut work = BatchRun { batch: &batch, records: &mut records, keeps_errors };
     let (statistics, seconds, signal) = answer(&mut work, &mut runner, &survey, output)?;
     let seconds = seconds + survey_s;
     if let Some(signal) = signal {
@@ -212,7 +212,7 @@ impl Runner {
     }
 
     /// What is to be known of each that answers.
-    fn ready(&self) -> Vec<Ready> {
+    fn ready(&self) -> Vec<BatchReplicaReady> {
         match self {
             Self::Nothing => Vec::new(),
             Self::Here(engine) => vec![replicas::ready(engine)],
@@ -221,14 +221,14 @@ impl Runner {
     }
 }
 
-struct Job {
+struct GetpJob {
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
     source: Source,
     format: OutFormat,
 }
 
-impl Job {
+impl GetpJob {
     fn open(args: &Args, output: &Output) -> anyhow::Result<Self> {
         let Some(input) = &args.input else {
             return Err(UsageError("getp needs a file of prompts: `-i FILE`".into()).into());
@@ -237,9 +237,9 @@ impl Job {
         let source = Source::open(input, args.getp.in_format, first)?;
         source.findings().iter().for_each(|finding| output.note(&format!("note: {finding}")));
         let format = args.getp.out_format.unwrap_or(match source.format() {
-            Format::Counted | Format::Lines => OutFormat::Ids,
-            Format::Jsonl => OutFormat::Jsonl,
-            Format::Batch => OutFormat::Batch,
+            PromptFormat::Counted | PromptFormat::Lines => OutFormat::Ids,
+            PromptFormat::Jsonl => OutFormat::Jsonl,
+            PromptFormat::Batch => OutFormat::Batch,
         });
         let checkpoint = args.model.open(output)?;
         let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
@@ -362,7 +362,7 @@ fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
 /// Runs what is to be run, until all is done or a signal comes, which is told then. Also gives the seconds that it took
 /// from when the model was there.
 fn answer(
-    work: &mut Work<'_>,
+    work: &mut BatchRun<'_>,
     runner: &mut Runner,
     survey: &Survey,
     output: &Output,

@@ -13,7 +13,7 @@ use crate::output::Output;
 use crate::run::Args;
 use crate::{replicas, report};
 use batch::replica::child::work as work_on;
-use batch::replica::{Ready, Replicas};
+use batch::replica::{BatchReplicaReady, Replicas};
 use engine::Engine;
 use model::checkpoint::Checkpoint;
 use replica::child;
@@ -44,9 +44,9 @@ pub(super) fn work(args: &Args, extent: Extent, output: &Output) -> anyhow::Resu
 }
 
 /// What is to be known of an engine that takes jobs.
-pub(super) fn ready(engine: &Engine) -> Ready {
+pub(super) fn ready(engine: &Engine) -> BatchReplicaReady {
     let layout = engine.kv_layout();
-    Ready {
+    BatchReplicaReady {
         n_slots: layout.n_slots,
         capacity_tokens: layout.capacity_tokens,
         device: engine.executor().pipeline().driver().describe(),

@@ -6,13 +6,13 @@ use serde_json::{Value, json};
 
 use super::Args;
 use crate::output::Output;
-use batch::replica::{Did, Ready};
+use batch::replica::{BatchReplicaReady, Did};
 use batch::work::Statistics;
 
 pub(super) struct Summary<'a> {
     pub(crate) args: &'a Args,
     /// Those that answered.
-    pub(crate) replicas: &'a [Ready],
+    pub(crate) replicas: &'a [BatchReplicaReady],
     /// Tokens a second that the device cannot pass, where that is known.
     pub(crate) limit: Option<f64>,
     /// What they did, all together.

@@ -10,9 +10,10 @@ use std::sync::Arc;
 
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{
-    Begun, ChatFormat, ChatFormatError, Conversation, Event, Has, Prompts, Purpose, Thinking, Untaken, Word, choose,
+    AnswerEvent, Begun, ChatFormat, ChatFormatError, Conversation, Has, Prompts, Purpose, Thinking, Untaken, Word,
+    choose,
 };
-use chat::{Part, Reasoning, Tool, Turn};
+use chat::{MessagePart, Reasoning, Tool, Turn};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
 use serde_json::{Value, json};
@@ -102,7 +103,7 @@ fn turn(message: &Value) -> Turn {
     match message["role"].as_str() {
         Some("system") => Turn::Developer(text), // which is what servers get
         Some("user") => Turn::User(text),
-        Some("assistant") => Turn::Assistant(Part::answer(text).into()),
+        Some("assistant") => Turn::Assistant(MessagePart::answer(text).into()),
         other => panic!("{other:?}"),
     }
 }
@@ -193,7 +194,7 @@ fn what_a_template_leaves_out_is_an_error() {
     is(refused("chatml", &user, tools, Thinking::Usual), Untaken::Tools);
     is(refused("chatml", &user, &[], Thinking::Effort(Reasoning::Low)), Untaken::Effort);
     let (id, name, arguments) = ("call_1".into(), "weather".into(), "{}".into());
-    let call = Turn::Assistant(Part::Call { id, name, arguments, is_text: false }.into());
+    let call = Turn::Assistant(MessagePart::Call { id, name, arguments, is_text: false }.into());
     is(refused("tools", &[user[0].clone(), call], tools, Thinking::Usual), Untaken::Calls);
     let result = Turn::Result { name: "weather".into(), text: "rain".into() };
     is(refused("tools", &[user[0].clone(), result], tools, Thinking::Usual), Untaken::Calls);
@@ -237,8 +238,8 @@ fn harmony_is_chosen_where_its_tokens_are_and_a_word_says_otherwise() {
 #[test]
 fn an_answer_is_text_up_to_an_end() {
     let format = format(&source("chatml"));
-    let started = || Event::Started { purpose: Purpose::Answer, tool: None };
-    let text = |text: &str| Event::Text(text.into());
+    let started = || AnswerEvent::Started { purpose: Purpose::Answer, tool: None };
+    let text = |text: &str| AnswerEvent::Text(text.into());
     let [e_first, e_last] = tokenizer().encode("é".as_bytes()).expect("text")[..] else { panic!("one token for é") };
     let a = tokenizer().encode(b"a").expect("text")[0];
 
@@ -247,15 +248,15 @@ fn an_answer_is_text_up_to_an_end() {
     assert_eq!(answer.push(e_last), [text("é")]);
     assert_eq!(answer.push(IM_START), [], "no text");
     assert_eq!(answer.push(4_000_000), [], "no token");
-    assert_eq!(answer.push(IM_END), [Event::Ended { is_unfinished: false, ids: None }]);
+    assert_eq!(answer.push(IM_END), [AnswerEvent::Ended { is_unfinished: false, ids: None }]);
     assert!(answer.is_over());
     assert_eq!((answer.push(a), answer.finish()), (vec![], vec![]));
-    assert_eq!(answer.messages().expect("text"), [Part::answer("é").into()]);
+    assert_eq!(answer.messages().expect("text"), [MessagePart::answer("é").into()]);
     assert_eq!((answer.n_reasoning_tokens(), answer.repairs()), (0, vec![]));
 
     let mut answer = format.answer(Begun::default(), false);
     let cut = [answer.push(a), answer.push(e_first), answer.finish()].concat();
-    let ended = Event::Ended { is_unfinished: true, ids: None };
+    let ended = AnswerEvent::Ended { is_unfinished: true, ids: None };
     assert_eq!(cut, [started(), text("a"), text("\u{fffd}"), ended]);
 
     let mut answer = format.answer(Begun::default(), true);

@@ -14,7 +14,7 @@ use crate::fixtures::program::{file, run};
 
 fn of(path: &str) -> Result<Specials, String> {
     let checkpoint = Checkpoint::open(path.as_ref(), Layout::Auto).expect("a checkpoint");
-    Specials::of(&checkpoint, &tokenizer()).map_err(|error| error.to_string())
+    Specials::read(&checkpoint, &tokenizer()).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -119,7 +119,7 @@ fn a_gguf_file_says_it_of_texts_turns_and_messages_and_has_its_template() {
 fn harmony_ends_by_name_whatever_files_say_and_no_other_vocabulary_by_its_ids() {
     let harmony = Checkpoint::open(&kinds::path("hf-mxfp4"), Layout::Auto).expect("a checkpoint");
     let own = Tokenizer::from_file(&kinds::path("tokenizer/tokenizer.json"), Some(331), None).expect("a vocabulary");
-    assert_eq!(Specials::of(&harmony, &own).expect("by name").ends, [317, 318]);
+    assert_eq!(Specials::read(&harmony, &own).expect("by name").ends, [317, 318]);
     let o200k = Tokenizer::o200k_harmony();
     assert_eq!(Specials::of_names(&o200k).ends, [199_999, 200_002]);
     // Letters, as many as a large vocabulary has: nothing in it ends a text.

@@ -9,7 +9,7 @@ use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -74,7 +74,7 @@ fn by_kernels(variant: &str, precision: Precision, target: &Target, driver: &dyn
 /// The products of rows of weight with the one row of x, by a kernel of `moe_mlp2` with one expert.
 fn sums(variant: &str, precision: Precision, target: &Target, driver: &dyn Driver, inputs: Tensors) -> Vec<f32> {
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker));
     let library = Library::from_layers(vec![Layer::built_in()]);
     let template = library.template(&format!("moe_mlp2/{variant}"), target.language()).expect("built in");
     let runner = Some(Runner { target, driver });

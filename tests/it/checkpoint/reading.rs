@@ -7,7 +7,7 @@ use std::process::Command;
 use bytes::Bytes;
 use format::Dtype;
 use hint::Hint;
-use model::checkpoint::layout::{Finding, Layout};
+use model::checkpoint::layout::{Layout, LayoutFinding};
 use model::checkpoint::tensors::groups;
 use model::checkpoint::{Checkpoint, CheckpointError};
 use model::config::ConfigError;
@@ -221,8 +221,8 @@ fn float_words_of_the_older_fork_exporter_are_mended() {
     assert_eq!(
         checkpoint.findings,
         [
-            Finding::FloatInInteger { field: "initial_context_length", offset: 40, value: 4096 },
-            Finding::FloatInInteger { field: "sliding_window", offset: 52, value: 128 },
+            LayoutFinding::FloatInInteger { field: "initial_context_length", offset: 40, value: 4096 },
+            LayoutFinding::FloatInInteger { field: "sliding_window", offset: 52, value: 128 },
         ]
     );
     // Half a token is no window, and so no repair.
@@ -239,7 +239,7 @@ fn an_integer_theta_is_mended() {
         assert_eq!(checkpoint.config.number("rope_theta"), 150_000.0);
         assert_eq!(
             checkpoint.findings,
-            [Finding::IntegerInFloat { field: "rope_theta", offset: 44, value: 150_000.0 }]
+            [LayoutFinding::IntegerInFloat { field: "rope_theta", offset: 44, value: 150_000.0 }]
         );
     }
 }
@@ -251,7 +251,7 @@ fn swapped_embeddings_are_swapped_back() {
     assert_eq!(f32s(&checkpoint, "embedding.weight"), numbers(66..132));
     assert_eq!(checkpoint.tensor("embedding.weight").name, "embedding.weight");
     assert_eq!(f32s(&checkpoint, "block.0.mlp.gate.weight"), numbers(822..840));
-    assert_eq!(checkpoint.findings, [Finding::SwappedEmbeddings]);
+    assert_eq!(checkpoint.findings, [LayoutFinding::SwappedEmbeddings]);
 }
 
 /// `want[r][c]` is what the file, which holds (columns, rows) from element `first` on, has at `[c][r]`.
@@ -270,7 +270,7 @@ fn the_forks_transposes_are_turned_back() {
         [(fork, Layout::Auto, true), (HEADER, Layout::Fork, false), (fork, Layout::SwappedFork, false)]
     {
         let checkpoint = read(f32_file(header), layout).unwrap();
-        assert!(checkpoint.findings.contains(&Finding::ForkTransposes { guessed }));
+        assert!(checkpoint.findings.contains(&LayoutFinding::ForkTransposes { guessed }));
         for l in 0..2 {
             assert_turned(&f32s(&checkpoint, &format!("block.{l}.mlp.gate.weight")), 822 + 18 * l, 3, 6);
             let mlp2 = f32s(&checkpoint, &format!("block.{l}.mlp.mlp2_weight"));
@@ -285,7 +285,7 @@ fn the_forks_transposes_are_turned_back() {
     }
     let plain = read(f32_file(fork), Layout::Plain).unwrap();
     assert_eq!(f32s(&plain, "block.0.mlp.gate.weight"), numbers(822..840));
-    assert_eq!(plain.findings, [Finding::ForkNotTransposed]);
+    assert_eq!(plain.findings, [LayoutFinding::ForkNotTransposed]);
     // bf16 is turned in steps of its own size.
     let bf16 = read(bf16_file(fork), Layout::Auto).unwrap();
     let gate: Vec<u16> = bf16

@@ -14,7 +14,7 @@ use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 use gpu::{Buffer, BufferView, DeviceMemory, Driver, GpuError, Kernel, KernelSpec, Launch};
 use hint::Hint;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -34,7 +34,7 @@ use crate::fixtures::program::{run, shared_cache};
 
 fn store() -> Store {
     let worker = Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned();
-    Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker))
+    Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker))
 }
 
 fn cpu() -> (Target, Arc<dyn Driver>) {

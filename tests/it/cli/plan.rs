@@ -13,7 +13,7 @@ use engine::{Engine, EngineOptions};
 use format::Dtype;
 use gpu::host::HostDriver;
 use kernel::choice::Chooser;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -153,7 +153,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         decisions.all.iter().map(first).map(|choice| (choice.template.label(), choice.params.clone())).collect();
 
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker));
     let driver = Arc::new(HostDriver::new(1).expect("a thread"));
     let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver).expect("tables that are right");
     let engine = Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())

@@ -12,7 +12,7 @@ use engine::{Engine, EngineError, EngineOptions};
 use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -32,7 +32,7 @@ fn on_cpu(n_slots: usize) -> Engine {
 
 fn on_cpu_with(sizes: (usize, usize, usize)) -> Result<Engine, EngineError> {
     let compilers = CompilerOptions::new(env!("CARGO_BIN_EXE_gptoss-jit").into());
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers);
     load_with(Target::host(), store, Arc::new(HostDriver::new(2).expect("threads")), sizes)
 }
 

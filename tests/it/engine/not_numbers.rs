@@ -8,7 +8,7 @@ use engine::EngineError;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -65,7 +65,7 @@ fn what_is_asked_of_a_sampler_hides_no_nan() {
     let devices: [(Target, Arc<dyn Driver>); 2] = [(Target::host(), Arc::new(on_cpu)), (simulated, Arc::new(on_sim))];
     for (target, driver) in devices {
         let compilers = CompilerOptions::new(env!("CARGO_BIN_EXE_gptoss-jit").into());
-        let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+        let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers);
         let arch = target.arch.clone();
         let sizes = (2, 64, 1 << 30);
         let mut engine = extras::load_model(Path::new(&model), target, store, driver, sizes).expect("loads");

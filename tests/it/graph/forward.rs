@@ -13,7 +13,7 @@ use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use hint::Hint;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -107,7 +107,7 @@ pub fn load_watched(
 
 pub fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker));
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker));
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
     Pipeline::new(library, tables, Target::host(), store, driver).expect("tables that are right")

@@ -12,9 +12,9 @@ use std::time::{Duration, SystemTime};
 use gpu::host::HostDriver;
 use hint::Hint;
 use kernel::choice::KernelRequest;
-use kernel::object::cache::{Cache, Limits, Made};
+use kernel::object::cache::{Cache, CacheLimits, NewObject};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How};
-use kernel::object::store::{Origin, Store, StoreError};
+use kernel::object::store::{ObjectOrigin, Store, StoreError};
 use kernel::pipeline::Pipeline;
 use kernel::step::StepKind;
 use kernel::target::Target;
@@ -50,7 +50,7 @@ fn armed(folder: &Path, text: &str) -> String {
 /// A store whose compiler is known already, over the folder's cache; from now on it is armed.
 fn armed_store(folder: &Path, options: CompilerOptions) -> Store {
     let _ = fs::remove_file(folder.join("armed"));
-    let store = Store::new(Cache::open(&folder.join("cache"), Limits::default()), options);
+    let store = Store::new(Cache::open(&folder.join("cache"), CacheLimits::default()), options);
     store.compiler().identity("host", HOST_TARGET).unwrap();
     fs::write(folder.join("armed"), "").unwrap();
     store
@@ -84,12 +84,12 @@ fn a_fault_of_the_machine_is_not_remembered_and_the_hint_does_not_blame_the_kern
 #[test]
 fn a_failure_that_was_remembered_without_a_line_of_the_source_is_not_believed() {
     let folder = TempDir::new().unwrap();
-    let store = Store::new(Cache::open(folder.path(), Limits::default()), options());
+    let store = Store::new(Cache::open(folder.path(), CacheLimits::default()), options());
     let request = request("host", SOURCE);
     let get = || store.get_all(std::slice::from_ref(&request), &()).remove(0);
     let key = store.key(&request).unwrap();
     store.cache().remember_failure(&key, "op/variant", "collect2: error: ld returned 1 exit status");
-    assert_eq!(get().unwrap().origin, Origin::Compiled);
+    assert_eq!(get().unwrap().origin, ObjectOrigin::Compiled);
 
     let other = super::compile::request("host", "int b;\n");
     store.cache().remember_failure(&store.key(&other).unwrap(), "op/variant", "kernel.c:1:2: error: no");
@@ -138,7 +138,7 @@ fn an_object_that_is_cut_short_or_kills_who_opens_it_is_a_failed_compile() {
 fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced() {
     let folder = TempDir::new().unwrap();
     let pipeline = || {
-        let store = Store::new(Cache::open(folder.path(), Limits::default()), options());
+        let store = Store::new(Cache::open(folder.path(), CacheLimits::default()), options());
         let (library, driver) = (Library::from_layers(vec![Layer::built_in()]), HostDriver::new(1).unwrap());
         Pipeline::new(library, TuningTables::load(&[]).unwrap(), Target::host(), store, Arc::new(driver)).unwrap()
     };
@@ -152,7 +152,7 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
     let key = first.store().key(&request).unwrap();
     let whole = first.store().get_all(std::slice::from_ref(&request), &()).remove(0).unwrap().object;
     for bad in [&whole[..whole.len() - 1], &whole[..64], b"no object"] {
-        let made = Made {
+        let made = NewObject {
             object: bad.to_vec(),
             log: String::new(),
             label: rendered.label.clone(),
@@ -162,8 +162,8 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
         let writer = pipeline();
         writer.store().cache().forget(&key.digest());
         drop(writer.store().cache().publish(&key, &made));
-        assert_eq!(load(&pipeline()).origin, Origin::Compiled);
-        assert_eq!(load(&pipeline()).origin, Origin::Cache, "it was not replaced");
+        assert_eq!(load(&pipeline()).origin, ObjectOrigin::Compiled);
+        assert_eq!(load(&pipeline()).origin, ObjectOrigin::Cache, "it was not replaced");
     }
 }
 

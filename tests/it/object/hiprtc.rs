@@ -103,7 +103,7 @@ fn linear_gemv_compiles_for_every_arch() {
         // All of them on one; that the others are known, and give no warnings, one kernel tells.
         for problem in problems().into_iter().take(if i == 0 { usize::MAX } else { 1 }) {
             let kernel = render(&library, template, &problem, &Params::new(), &target).expect(arch);
-            let compiled = compiler.compile(&Request::of(&kernel, &target)).unwrap_or_else(|error| panic!("{error}"));
+            let compiled = compiler.compile(&Request::new(&kernel, &target)).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(compiled.object[..4], *b"\x7fELF", "{arch}");
             assert_eq!(compiled.log, "", "{arch}: warnings");
         }

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
-use chat::chat_template::{ChatTemplate, ChatTemplateError, Entry};
+use chat::chat_template::{ChatTemplate, ChatTemplateError, TemplateMessage};
 use model::tokenizer::Tokenizer;
 
 /// What became of the prompt for one message.
 fn prompt(template: &str) -> Result<Vec<u32>, ChatTemplateError> {
     let template = ChatTemplate::new(template, Path::new(env!("CARGO_BIN_EXE_gptoss-jit")))?;
-    template.prompt(&[Entry::new("user", "Hello")], &Tokenizer::o200k_harmony())
+    template.prompt(&[TemplateMessage::new("user", "Hello")], &Tokenizer::o200k_harmony())
 }
 
 /// An error with its causes.

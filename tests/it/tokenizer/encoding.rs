@@ -4,8 +4,8 @@ use std::io::Write;
 use std::process::{Command, Stdio};
 
 use bytes::Bytes;
-use chat::harmony::parser::{Ending, Event};
-use chat::harmony::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use chat::harmony::parser::{Ending, ParserEvent};
+use chat::harmony::{Channel, Harmony, HarmonyError, Message, MessageKind, Role};
 use model::tokenizer::split::Split;
 use model::tokenizer::{Tokenizer, TokenizerError};
 use proptest::prelude::*;
@@ -203,25 +203,25 @@ fn text_that_is_not_utf8_is_refused_where_words_are_split() {
     assert!(tokenizer.with_split(Split::Seeds).encode(b"ab\xff").is_ok());
 }
 
-fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<Event> {
+fn parse(harmony: &Harmony, ids: &[u32]) -> Vec<ParserEvent> {
     let mut parser = harmony.transcript_parser();
-    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+    let mut events: Vec<ParserEvent> = ids.iter().flat_map(|&id| parser.push(id)).collect();
     events.extend(parser.finish());
     events
 }
 
-fn ended(events: &[Event]) -> Vec<(Message, Ending)> {
+fn ended(events: &[ParserEvent]) -> Vec<(Message, Ending)> {
     events
         .iter()
         .filter_map(|event| match event {
-            Event::Ended { message, ending } => Some((message.clone(), *ending)),
+            ParserEvent::Ended { message, ending } => Some((message.clone(), *ending)),
             _ => None,
         })
         .collect()
 }
 
 /// What the model wrote, given as text.
-fn written(text: &str) -> Vec<Event> {
+fn written(text: &str) -> Vec<ParserEvent> {
     let tokenizer = Tokenizer::o200k_harmony();
     let ids = tokenizer.encode_with_specials(text.as_bytes()).unwrap();
     parse(&Harmony::new(tokenizer).unwrap(), &ids)
@@ -252,7 +252,7 @@ fn the_published_answer_parses_into_two_messages() {
     let shown: String = events
         .iter()
         .filter_map(|event| match event {
-            Event::Text { channel: Some(Channel::Final), text } => Some(text.as_str()),
+            ParserEvent::Text { channel: Some(Channel::Final), text } => Some(text.as_str()),
             _ => None,
         })
         .collect();
@@ -303,7 +303,7 @@ proptest! {
         let parsed = ended(&parse(&harmony, &[&first[2..], &ids[..]].concat()));
         let last_final = conversation.iter().rposition(|message| message.channel == Some(Channel::Final));
         let kept = conversation.iter().enumerate().filter(|(i, message)| {
-            message.part() != Part::Reasoning || last_final.is_none_or(|last| *i > last)
+            message.part() != MessageKind::Reasoning || last_final.is_none_or(|last| *i > last)
         });
         let want: Vec<Message> = kept.map(|(_, message)| message.clone()).collect();
         let got: Vec<Message> = parsed.into_iter().skip(1).map(|(message, _)| message).collect();

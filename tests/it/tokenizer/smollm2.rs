@@ -21,7 +21,7 @@ fn json(name: &str) -> Value {
 
 fn tokenizer() -> Option<Tokenizer> {
     let gguf = Gguf::open(&smollm2()?).expect("read").expect("GGUF");
-    let tokenizer = GgufTokenizer::of(&gguf).expect("it has one");
+    let tokenizer = GgufTokenizer::from_gguf(&gguf).expect("it has one");
     Some(Tokenizer::from_gguf(&tokenizer, None, None).expect("every model that is published can be used"))
 }
 

@@ -111,7 +111,8 @@ fn a_gguf_file_says_how_it_splits() {
     let cases = cases();
     let (texts, ids) = (texts(&cases), ids(&cases["ways"]["smollm"]));
     let gguf = Gguf::open(&path("small.gguf")).expect("read").expect("GGUF");
-    let tokenizer = Tokenizer::from_gguf(&GgufTokenizer::of(&gguf).expect("it has one"), None, None).expect("it fits");
+    let tokenizer =
+        Tokenizer::from_gguf(&GgufTokenizer::from_gguf(&gguf).expect("it has one"), None, None).expect("it fits");
     for (text, ids) in texts.iter().zip(&ids) {
         assert_eq!(&tokenizer.encode_with_specials(text.as_bytes()).unwrap(), ids, "{text:?}");
     }

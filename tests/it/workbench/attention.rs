@@ -8,7 +8,7 @@ use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -21,7 +21,7 @@ use crate::fixtures::program::shared_cache;
 
 fn store() -> Store {
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
-    Store::new(Cache::open(shared_cache(), Limits::default()), compilers)
+    Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers)
 }
 
 /// The largest error of `y` over the tolerance.

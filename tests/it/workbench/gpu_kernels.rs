@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -41,7 +41,7 @@ fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> 
     let library = Library::from_layers(vec![Layer::built_in()]);
     let target = Target::gpu(arch).expect(arch).simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers);
     let driver = SimDriver::new(arch, target.wave_size, 0)
         .expect("threads")
         .with_lds([target.lds_bytes, target.lds_bytes_at_launch()]);
@@ -174,7 +174,7 @@ fn exported_cases_hold_what_it_takes_to_run_and_to_judge_them() {
         return;
     }
     let (library, target) = (Library::from_layers(vec![Layer::built_in()]), Target::gpu("gfx1100").expect("known"));
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), hiprtc::options());
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let selection = Selection { op: vec!["embedding".into()], ..Selection::default() };

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::Request;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -89,7 +89,7 @@ fn matrix_loop(llvm: &Llvm, arch: &str) -> Option<(Code, LoopSpeed)> {
     let source = MATRIX.replace("UNIT", unit).replace("SUM", sum);
     let option = format!("--offload-arch={arch}");
     let object = compiler.compile(&hiprtc::request(&source, arch, &["-O3", &option])).expect(arch).object;
-    let code = Code::of(llvm, &object, "k").expect(arch);
+    let code = Code::disassemble(llvm, &object, "k").expect(arch);
     let loops = code.loops();
     let [found] = loops.as_slice() else { panic!("{arch}: {loops:?}") };
     let tables = TuningTables::load(&[]).expect("built in");
@@ -141,7 +141,7 @@ fn kernels(arch: &str, half: Option<usize>) -> Option<Vec<KernelCode>> {
     let llvm = llvm("llvm-objdump")?;
     hiprtc::compiler()?;
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let cache = Cache::open(shared_cache(), Limits::default());
+    let cache = Cache::open(shared_cache(), CacheLimits::default());
     let (store, target) = (Store::new(cache, hiprtc::options()), Target::gpu(arch).expect(arch));
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
     let kernels = checker.codes(&Selection { half, ..Selection::default() }, &llvm);
@@ -239,7 +239,7 @@ const ANOTHER_WORD: &str = "\n__device__ static inline unsigned of_hiprtcs_heade
 fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
     let (Some(llvm), Some(compiler)) = (llvm("llvm-objdump"), hiprtc::compiler()) else { return };
     let library = Library::from_layers(vec![Layer::built_in()]);
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), hiprtc::options());
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), hiprtc::options());
     // Shuffles and exponentials, atomics and votes, double precision.
     for (arch, op, variant) in [
         ("gfx1100", "attention", "decode"),
@@ -252,11 +252,11 @@ fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
         let selection = Selection { op: vec![op.into()], variant: vec![variant.into()], ..Selection::default() };
         let kernel = checker.codes(&selection, &llvm).into_iter().next().expect("it fits");
         let (rendered, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
-        let ours = Request::of(rendered, &target);
+        let ours = Request::new(rendered, &target);
         let theirs = Request { source: format!("{}{ANOTHER_WORD}", ours.source), ..ours };
         let made = compiler.compile(&theirs).unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         assert_eq!(made.log, "", "what the first header lacks is not told");
-        let other = Code::of(&llvm, &made.object, &rendered.entry).expect("a kernel");
+        let other = Code::disassemble(&llvm, &made.object, &rendered.entry).expect("a kernel");
         let text = |code: &Code| code.instructions.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
         assert_eq!(text(code), text(&other), "{arch}: {op}/{variant}");
     }

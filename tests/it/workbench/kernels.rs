@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use gpu::host::HostDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -20,7 +20,7 @@ use crate::fixtures::skipped;
 
 pub fn store() -> Store {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    Store::new(Cache::open(shared_cache(), Limits::default()), CompilerOptions::new(worker))
+    Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker))
 }
 
 pub fn built_in() -> Library {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use gpu::host::HostDriver;
 use gpu::{Argument, Buffer, BufferView, Driver, GpuError, Kernel, KernelSpec, Launch};
-use workbench::bench::limits::{self, Care, Limits};
+use workbench::bench::limits::{self, Care, MachineLimits};
 
 use crate::graph::forward::pipeline;
 
@@ -75,7 +75,7 @@ impl Driver for Clocked {
 
 /// What is measured of a device with such rates, how long its launches take together, and the most MiB that one
 /// touches.
-fn measured(bytes_per_s: f64, flop_per_s: f64, care: Care) -> (Limits, f64, usize) {
+fn measured(bytes_per_s: f64, flop_per_s: f64, care: Care) -> (MachineLimits, f64, usize) {
     let cores = HostDriver::new(2).expect("threads");
     let driver = Arc::new(Clocked { cores, bytes_per_s, flop_per_s, spent: Mutex::default() });
     let limits = limits::measure(&pipeline(driver.clone()), care).expect("nothing fails");

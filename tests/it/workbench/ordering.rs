@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use gpu::sim::SimDriver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::CompilerOptions;
 use kernel::object::store::Store;
 use kernel::target::Target;
@@ -132,7 +132,7 @@ fn failures_in(folder: &Path, arch: &str, seed: u64, op: &str, variant: &str) ->
 fn checked(library: &Library, arch: &str, seed: u64, how: &Selection) -> (Vec<String>, usize) {
     let target = Target::gpu(arch).expect("known").simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
-    let store = Store::new(Cache::open(shared_cache(), Limits::default()), compilers);
+    let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers);
     let driver = SimDriver::new(arch, target.wave_size, 1).expect("threads");
     let driver = driver.with_lds([target.lds_bytes, target.lds_bytes_at_launch()]).with_seed(seed);
     let runner = Some(Runner { target: &target, driver: &driver });

@@ -17,12 +17,12 @@ use kernel::template::{Precision, Problem};
 use kernel::tuning::TuningTables;
 use kernel::tuning::edit::{NewRow, Proof, merged};
 use kernel::tuning::table::{Fact, ProvenanceKind, Tokens};
-use workbench::tune::job::{Asked, Counts, Job, Piece};
+use workbench::tune::job::{Counts, Piece, TuningJob, TuningProblem};
 use workbench::tune::journal::Journal;
-use workbench::tune::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use workbench::tune::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use workbench::tune::rows::{Rules, behind_measured, rows_of};
-use workbench::tune::step::{Decision, Steps, Work, decide};
-use workbench::tune::tuner::{Effort, Tuned, Tuner};
+use workbench::tune::step::{Decision, StepWork, Steps, decide};
+use workbench::tune::tuner::{TuneEffort, Tuned, Tuner};
 
 /// A device on which blocks of 16 outputs are the fastest up to 23 rows, those of 192 above; blocks of 96 are refused,
 /// though they would be faster than all.
@@ -43,12 +43,12 @@ impl Judge for MadeUp {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         n_rounds: usize,
         _progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError> {
         self.n_asked += kernels.len();
-        let verdict = |kernel: &Kernel| {
+        let verdict = |kernel: &CandidateKernel| {
             let params = &kernel.candidate.params;
             let is_small = piece.n_tokens <= 23;
             let us = match params.get("tile_out") {
@@ -70,7 +70,7 @@ impl Judge for MadeUp {
 struct World {
     chooser: Chooser,
     store: Store,
-    job: Job,
+    job: TuningJob,
 }
 
 impl World {
@@ -84,11 +84,11 @@ impl World {
             ..Problem::plain("linear", Precision::F32)
         };
         let (label, scalars, parts) = ("qkv".into(), [].into(), Vec::new());
-        let asked = Asked { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
+        let problem_of_job = TuningProblem { label, problem, n_nodes: 1, rows: Rows::All, scalars, parts };
         Self {
             chooser: Chooser::new(library, tables, Target::host()).expect("they fit"),
             store: Store::new(Cache::in_memory(), options),
-            job: Job { asked: vec![asked], context: 64, cache_bytes: 1 << 20 },
+            job: TuningJob { problems: vec![problem_of_job], context: 64, cache_bytes: 1 << 20 },
         }
     }
 
@@ -102,8 +102,13 @@ impl World {
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
-        let effort =
-            Effort { most: 24, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: fixed };
+        let effort = TuneEffort {
+            most: 24,
+            shares: BTreeMap::new(),
+            most_times: 1.0,
+            variants: vec!["dot".into()],
+            params: fixed,
+        };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
         let mut tuner =
             Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &(), best_us: BTreeMap::new() };
@@ -115,7 +120,7 @@ impl World {
     }
 
     fn rows(&self, tuned: &[Tuned], kind: ProvenanceKind) -> Vec<NewRow> {
-        let facts = self.job.asked[0].problem.query().facts;
+        let facts = self.job.problems[0].problem.query().facts;
         rows_of(&self.job, tuned, &facts, Rules { kind, renews: false }, true, &|_| None)
     }
 }
@@ -163,7 +168,7 @@ fn a_run_is_fused_only_where_its_ops_were_judged_beside_it() {
     for one in &mut tuned {
         one.problem.ops = vec!["rmsnorm".into(), "linear".into()];
     }
-    let facts = world.job.asked[0].problem.query().facts;
+    let facts = world.job.problems[0].problem.query().facts;
     let rules = Rules { kind: ProvenanceKind::Measured, renews: false };
     let covered = |apart_us: &dyn Fn(u32) -> Option<f64>, tuned: &[Tuned]| {
         let rows = rows_of(&world.job, tuned, &facts, rules, true, &|one| apart_us(one.piece.n_tokens));
@@ -182,16 +187,16 @@ fn a_run_is_fused_only_where_its_ops_were_judged_beside_it() {
 #[test]
 fn a_run_comes_after_its_ops_though_it_takes_more_of_a_step() {
     let mut world = World::new(no_tables());
-    let linear = world.job.asked.remove(0);
+    let linear = world.job.problems.remove(0);
     let of = |ops: &[&str], parts: Vec<usize>| {
         let mut problem = linear.problem.clone();
         problem.ops = ops.iter().map(|op| (*op).to_owned()).collect();
         problem.dims.insert("hidden_size".into(), 64);
         problem.dtypes.insert("scale".into(), format::Dtype::F32);
         problem.constants.insert("eps".into(), 1e-5);
-        Asked { problem, parts, ..linear.clone() }
+        TuningProblem { problem, parts, ..linear.clone() }
     };
-    world.job.asked = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
+    world.job.problems = vec![of(&["rmsnorm", "linear"], vec![1, 2]), of(&["rmsnorm"], Vec::new()), linear.clone()];
     let (which, counts) = (BTreeSet::from([0, 1, 2]), Counts::only(&[4]));
     let shares = world.job.shares(&which, &counts, world.chooser.library(), None);
     assert!(shares[&0] > shares[&1] && shares[&0] > shares[&2], "{shares:?}");
@@ -259,7 +264,7 @@ impl Steps for MadeUpSteps {
     type Error = String;
 
     /// Faster with the new rows, but for steps of 256 rows: there a kernel that was timed at 16 is slow.
-    fn tok_per_s(&mut self, work: &Work, rows: Option<&[NewRow]>) -> Result<f64, String> {
+    fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> Result<f64, String> {
         self.n_done += 1;
         let new = rows.is_some_and(|rows| rows.iter().any(|row| row.tokens.contains(work.rows)));
         let noise = 1.0 + f64::from(self.n_done as u32 % 3) / 1000.0;
@@ -292,7 +297,7 @@ fn row(tokens: &str) -> NewRow {
 
 fn decided(rows: Vec<NewRow>) -> Decision {
     let steps = [1, 8, 32, 256].map(|n| (format!("decode, batch {n}"), StepKind::Decode, n));
-    decide(rows, &Work::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }, &|| false).expect("measured")
+    decide(rows, &StepWork::all(&steps), 3, &mut MadeUpSteps { n_done: 0 }, &|| false).expect("measured")
 }
 
 #[test]
@@ -317,7 +322,7 @@ fn a_table_that_makes_the_step_slower_is_refused_whole() {
 #[test]
 fn a_work_speaks_for_the_numbers_of_rows_next_to_its_own() {
     let steps = [(StepKind::Decode, 1), (StepKind::Decode, 8), (StepKind::Mixed, 512)];
-    let works = Work::all(&steps.map(|(step, n)| (n.to_string(), step, n)));
+    let works = StepWork::all(&steps.map(|(step, n)| (n.to_string(), step, n)));
     let spoken: Vec<String> = works.iter().map(|work| work.speaks_for.to_string()).collect();
     assert_eq!(spoken, ["1-2", "3-64", "65+"]);
 }
@@ -341,7 +346,7 @@ fn proof_is_written_and_read_back() {
     };
     let text = merged("host", "", &[NewRow { proof, ..row("1+") }], &provenance).expect("right");
     let tables = TuningTables::load(&[]).expect("right").with_table(&[], Path::new("x"), "host", &text).expect("right");
-    let query = World::new(no_tables()).job.asked[0].problem.query();
+    let query = World::new(no_tables()).job.problems[0].problem.query();
     let found = tables.lookup(&query, 5, StepKind::Decode, &Target::host()).expect("a row");
     let read = [&found.problem, &found.source, &found.object, &found.evidence].map(|one| one.clone().expect("there"));
     assert_eq!(read, ["a", "b", "c", "d"].map(|digit| digit.repeat(64)));
@@ -360,8 +365,13 @@ impl Progress for Fails {
 #[test]
 fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
     let World { chooser, store, job } = &World::new(no_tables());
-    let effort =
-        Effort { most: 2, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params: Vec::new() };
+    let effort = TuneEffort {
+        most: 2,
+        shares: BTreeMap::new(),
+        most_times: 1.0,
+        variants: vec!["dot".into()],
+        params: Vec::new(),
+    };
     let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
     let mut tuner =
         Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &Fails, best_us: BTreeMap::new() };

@@ -3,9 +3,9 @@
 use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
-use super::{Did, Ready, Said, Sent};
+use super::{BatchReplicaMessage, BatchReplicaReady, Did, Sent};
 use crate::energy::Energy;
-use crate::work::{InFlight, Job};
+use crate::work::{BatchJob, InFlight};
 use engine::{Engine, EngineError};
 use replica::child::tell;
 
@@ -13,24 +13,24 @@ use replica::child::tell;
 ///
 /// # Errors
 /// The engine's.
-pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: Ready) -> Result<(), EngineError> {
-    tell(Said::Ready(ready));
+pub fn work(jobs: &Receiver<Sent>, engine: &mut Engine, ready: BatchReplicaReady) -> Result<(), EngineError> {
+    tell(BatchReplicaMessage::Ready(ready));
     let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
     let mut energy = Energy::default();
     loop {
         if in_flight.is_empty() {
             // The thread that sends them ends with the process.
             let Ok(job) = jobs.recv() else { return Ok(()) };
-            in_flight.submit(engine, Job::from(job))?;
+            in_flight.submit(engine, BatchJob::from(job))?;
         }
         for job in jobs.try_iter() {
-            in_flight.submit(engine, Job::from(job))?;
+            in_flight.submit(engine, BatchJob::from(job))?;
         }
         in_flight.step(engine, &mut answered)?;
         energy.ask(Instant::now(), || engine.power_watts());
         if !answered.is_empty() {
-            tell(Said::Did(Did::by(engine, energy.joules())));
+            tell(BatchReplicaMessage::Did(Did::by(engine, energy.joules())));
         }
-        answered.drain(..).for_each(|one| tell(Said::Answered(one)));
+        answered.drain(..).for_each(|one| tell(BatchReplicaMessage::Answered(one)));
     }
 }

@@ -1,6 +1,7 @@
 //! Copies of the model on several devices of this machine, each in a process of its own.
 //!
-//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there, [`Said`] comes back.
+//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there,
+//! [`BatchReplicaMessage`]s come back.
 
 pub mod child;
 mod parent;
@@ -11,27 +12,27 @@ use serde::{Deserialize, Serialize};
 
 pub use parent::Replicas;
 
-use super::work::{Answered, Job};
+use super::work::{Answered, BatchJob};
 use engine::Engine;
 use engine::scheduler::Figures;
-use replica::Asked;
+use replica::WireRequest;
 
 /// A job, in a line.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Sent {
     index: usize,
     digest: u64,
-    asked: Asked,
+    asked: WireRequest,
 }
 
-impl From<Job> for Sent {
-    fn from(job: Job) -> Self {
-        let Job { index, digest, request } = job;
+impl From<BatchJob> for Sent {
+    fn from(job: BatchJob) -> Self {
+        let BatchJob { index, digest, request } = job;
         Self { index, digest, asked: request.into() }
     }
 }
 
-impl From<Sent> for Job {
+impl From<Sent> for BatchJob {
     fn from(sent: Sent) -> Self {
         let Sent { index, digest, asked } = sent;
         Self { index, digest, request: asked.into() }
@@ -39,8 +40,8 @@ impl From<Sent> for Job {
 }
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-enum Said {
-    Ready(Ready),
+enum BatchReplicaMessage {
+    Ready(BatchReplicaReady),
     /// What it did so far: before every answer.
     Did(Did),
     Answered(Answered),
@@ -48,7 +49,7 @@ enum Said {
 
 /// A replica that takes jobs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct BatchReplicaReady {
     /// Sequences that it runs at a time.
     pub n_slots: usize,
     /// Positions of the longest of them.

@@ -3,8 +3,8 @@
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-use super::{Did, Ready, Said, Sent};
-use crate::work::{Answered, InFlight, Job};
+use super::{BatchReplicaMessage, BatchReplicaReady, Did, Sent};
+use crate::work::{Answered, BatchJob, InFlight};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
 /// How long one wait for an answer is, so that signals and silence are noticed.
@@ -14,14 +14,14 @@ const WAIT: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Replicas {
     replicas: Vec<Answering>,
-    heard: Receiver<(usize, Option<Line<Said>>)>,
+    heard: Receiver<(usize, Option<Line<BatchReplicaMessage>>)>,
     listening: Listening,
 }
 
 #[derive(Debug)]
 struct Answering {
     replica: Replica,
-    ready: Option<Ready>,
+    ready: Option<BatchReplicaReady>,
     did: Did,
     n_jobs: usize,
 }
@@ -57,7 +57,7 @@ impl Replicas {
     }
 
     /// Those that take jobs.
-    pub fn ready(&self) -> impl Iterator<Item = &Ready> {
+    pub fn ready(&self) -> impl Iterator<Item = &BatchReplicaReady> {
         self.replicas.iter().filter_map(|replica| replica.ready.as_ref())
     }
 
@@ -82,7 +82,7 @@ impl Replicas {
     }
 
     /// Gives a replica a job.
-    pub(crate) fn submit(&mut self, i: usize, job: Job) {
+    pub(crate) fn submit(&mut self, i: usize, job: BatchJob) {
         self.replicas[i].n_jobs += 1;
         self.replicas[i].replica.order(Replica::line(&Sent::from(job)));
     }
@@ -106,14 +106,14 @@ impl Replicas {
         }
     }
 
-    fn take(&mut self, i: usize, line: Line<Said>) -> Result<Option<Answered>, ReplicaError> {
+    fn take(&mut self, i: usize, line: Line<BatchReplicaMessage>) -> Result<Option<Answered>, ReplicaError> {
         let of = &mut self.replicas[i];
         of.replica.heard();
         match line {
             Line::Alive => {}
-            Line::Told(Said::Ready(ready)) => of.ready = Some(ready),
-            Line::Told(Said::Did(did)) => of.did = did,
-            Line::Told(Said::Answered(answered)) => {
+            Line::Told(BatchReplicaMessage::Ready(ready)) => of.ready = Some(ready),
+            Line::Told(BatchReplicaMessage::Did(did)) => of.did = did,
+            Line::Told(BatchReplicaMessage::Answered(answered)) => {
                 of.n_jobs -= 1;
                 return Ok(Some(answered));
             }

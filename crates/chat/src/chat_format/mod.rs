@@ -18,7 +18,7 @@ use crate::chat_template::ChatTemplate;
 use crate::grammar::Layout;
 use crate::harmony::parser::Repair;
 use crate::harmony::{Harmony, HarmonyError};
-use crate::{Made, Reasoning, ResponseFormat, Tool, Turn};
+use crate::{AssistantMessage, Reasoning, ResponseFormat, Tool, Turn};
 use model::family::Family;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
@@ -98,10 +98,10 @@ pub struct Begun {
 /// Reads tokens one by one. A sampled model can write anything, so nothing here is an error.
 pub trait AnswerParser: fmt::Debug + Send + Sync {
     /// Takes the next token.
-    fn push(&mut self, id: u32) -> Vec<Event>;
+    fn push(&mut self, id: u32) -> Vec<AnswerEvent>;
 
     /// Ends the output: a message that is still open is unfinished.
-    fn finish(&mut self) -> Vec<Event>;
+    fn finish(&mut self) -> Vec<AnswerEvent>;
 
     /// Whether the turn is over. What comes behind that is ignored.
     fn is_over(&self) -> bool;
@@ -117,12 +117,12 @@ pub trait AnswerParser: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// A message that cannot be written; none that was read.
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError>;
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError>;
 }
 
 /// Something that became known with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum AnswerEvent {
     /// A message begins. No other is open.
     Started {
         purpose: Purpose,

@@ -78,7 +78,7 @@ impl Specials {
     ///
     /// # Errors
     /// A file cannot be read, or says what cannot be.
-    pub fn of(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, SpecialsError> {
+    pub fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, SpecialsError> {
         let by_name = Self::of_names(tokenizer);
         let Some(file) = checkpoint.origin.files.first() else { return Ok(by_name) };
         if Harmony::new(tokenizer.clone()).is_ok() {

@@ -21,8 +21,8 @@ use hint::Hint;
 use model::tokenizer::{Tokenizer, TokenizerError};
 use system::bounded_process::{self, BoundedError};
 
-use render::{Answer, Job};
-use whose::{Masked, Origin, Whose};
+use render::{PromptRenderJob, PromptRenderResult};
+use whose::{Masked, TextOrigin, Whose};
 
 /// The hidden command that renders a template: [`render_worker`].
 pub(crate) const COMMAND: &str = "__chat-template";
@@ -32,7 +32,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 
 /// A message, as templates know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct TemplateMessage {
     /// Who speaks: `user`.
     pub(crate) role: String,
     pub(crate) content: String,
@@ -41,7 +41,7 @@ pub struct Entry {
     pub(crate) thinking: Option<String>,
 }
 
-impl Entry {
+impl TemplateMessage {
     /// A message without thoughts.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
         Self { role: role.to_owned(), content: content.into(), thinking: None }
@@ -57,7 +57,7 @@ impl Entry {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Given {
     /// The messages, in order.
-    pub(crate) messages: Vec<Entry>,
+    pub(crate) messages: Vec<TemplateMessage>,
     /// The tools, as OpenAI's API has them.
     #[serde(default)]
     pub(crate) tools: Vec<Value>,
@@ -126,7 +126,7 @@ impl ChatTemplate {
             return Err(ChatTemplateError::TooLong { found: source.len() });
         }
         let template = Self { source: source.to_owned(), program: program.to_owned() };
-        rendered(template.ask(&Job { template: source.to_owned(), conversations: Vec::new() })?)?;
+        rendered(template.ask(&PromptRenderJob { template: source.to_owned(), conversations: Vec::new() })?)?;
         Ok(template)
     }
 
@@ -135,7 +135,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`ChatTemplateError::Render`], [`ChatTemplateError::Bounds`], [`ChatTemplateError::Unclear`],
     /// [`ChatTemplateError::Tokenizer`].
-    pub fn prompt(&self, conversation: &[Entry], tokenizer: &Tokenizer) -> Result<Vec<u32>, ChatTemplateError> {
+    pub fn prompt(
+        &self,
+        conversation: &[TemplateMessage],
+        tokenizer: &Tokenizer,
+    ) -> Result<Vec<u32>, ChatTemplateError> {
         self.prompt_of(&Given { messages: conversation.to_vec(), ..Given::default() }, tokenizer)
     }
 
@@ -153,13 +157,14 @@ impl ChatTemplate {
     /// [`ChatTemplateError::Bounds`]; [`ChatTemplateError::Render`], where it refuses the first.
     pub(crate) fn writes_alike(&self, one: &Given, other: &Given) -> Result<bool, ChatTemplateError> {
         let conversations = vec![one.clone(), other.clone()];
-        let mut texts = rendered(self.ask(&Job { template: self.source.clone(), conversations })?)?.into_iter();
+        let mut texts =
+            rendered(self.ask(&PromptRenderJob { template: self.source.clone(), conversations })?)?.into_iter();
         let none = || Err("there is no prompt".to_owned());
         let one = texts.next().unwrap_or_else(none).map_err(ChatTemplateError::Render)?;
         Ok(texts.next().is_some_and(|other| other.is_ok_and(|other| other == one)))
     }
 
-    fn ask(&self, job: &Job) -> Result<Answer, ChatTemplateError> {
+    fn ask(&self, job: &PromptRenderJob) -> Result<PromptRenderResult, ChatTemplateError> {
         let job = serde_json::to_vec(job).expect("texts alone");
         let answer = bounded_process::run(&self.program, COMMAND, &job)?;
         serde_json::from_slice(&answer).map_err(ChatTemplateError::Answer)
@@ -174,16 +179,18 @@ pub(crate) fn render_worker() -> io::Result<()> {
     bounded_process::answer(|job| {
         let answer = match serde_json::from_slice(job) {
             Ok(job) => render::render(&job),
-            Err(error) => Answer::NoTemplate(format!("this command is started by the program itself ({error})")),
+            Err(error) => {
+                PromptRenderResult::NoTemplate(format!("this command is started by the program itself ({error})"))
+            }
         };
         serde_json::to_vec(&answer).expect("texts alone")
     })
 }
 
-fn rendered(answer: Answer) -> Result<Vec<Result<String, String>>, ChatTemplateError> {
+fn rendered(answer: PromptRenderResult) -> Result<Vec<Result<String, String>>, ChatTemplateError> {
     match answer {
-        Answer::NoTemplate(why) => Err(ChatTemplateError::Compile(why)),
-        Answer::Rendered(texts) => Ok(texts),
+        PromptRenderResult::NoTemplate(why) => Err(ChatTemplateError::Compile(why)),
+        PromptRenderResult::Rendered(texts) => Ok(texts),
     }
 }
 
@@ -192,14 +199,14 @@ fn prompt(
     template: &str,
     given: &Given,
     tokenizer: &Tokenizer,
-    ask: impl FnOnce(&Job) -> Result<Answer, ChatTemplateError>,
+    ask: impl FnOnce(&PromptRenderJob) -> Result<PromptRenderResult, ChatTemplateError>,
 ) -> Result<Vec<u32>, ChatTemplateError> {
     if let Some(name) = given.tools.iter().find_map(|tool| name_in(tool, tokenizer)) {
         return Err(ChatTemplateError::Unclear { name });
     }
     let masked = Masked::ALL.iter().map(|masked| masked.given(given));
     let conversations = std::iter::once(given.clone()).chain(masked).collect();
-    let mut texts = rendered(ask(&Job { template: template.to_owned(), conversations })?)?.into_iter();
+    let mut texts = rendered(ask(&PromptRenderJob { template: template.to_owned(), conversations })?)?.into_iter();
     let text = texts.next().unwrap_or_else(|| Err("there is no prompt".into())).map_err(ChatTemplateError::Render)?;
     let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
     let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
@@ -207,10 +214,10 @@ fn prompt(
     let mut unclear = None;
     let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
         let origin = whose.origin(offset, len);
-        if origin == Origin::Unclear {
+        if origin == TextOrigin::Unclear {
             unclear.get_or_insert_with(|| text[offset..offset + len].to_owned());
         }
-        origin == Origin::Template
+        origin == TextOrigin::Template
     })?;
     match unclear {
         Some(name) => Err(ChatTemplateError::Unclear { name }),

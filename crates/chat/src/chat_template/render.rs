@@ -7,7 +7,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
 use super::json::python_json;
-use super::{Entry, Given};
+use super::{Given, TemplateMessage};
 use crate::today;
 
 /// Steps that a template may take: gpt-oss' takes some hundreds for each message.
@@ -15,7 +15,7 @@ const FUEL: u64 = 10_000_000;
 
 /// Conversations to render.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct PromptRenderJob {
     pub(crate) template: String,
     pub(crate) conversations: Vec<Given>,
 }
@@ -23,7 +23,7 @@ pub(super) struct Job {
 /// The longest prompt: ids of four bytes each would fill a context of two million tokens.
 const MAX_PROMPT_BYTES: usize = 8 << 20;
 
-impl Entry {
+impl TemplateMessage {
     fn value(&self) -> Value {
         let mut pairs = vec![("role", self.role.as_str()), ("content", &self.content)];
         // gpt-oss' template and those of most others have a name of their own for it.
@@ -35,7 +35,7 @@ impl Entry {
 
 impl Given {
     fn value(&self) -> Value {
-        let messages: Value = self.messages.iter().map(Entry::value).collect();
+        let messages: Value = self.messages.iter().map(TemplateMessage::value).collect();
         let tools = if self.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&self.tools)) };
         let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", true.into())];
         let words = self.words.iter().map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
@@ -45,16 +45,16 @@ impl Given {
 
 /// What became of a job: why the template does not compile, or what each conversation gave.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(super) enum PromptRenderResult {
     NoTemplate(String),
     Rendered(Vec<Result<String, String>>),
 }
 
 /// Does a job, with no bound but on steps.
-pub(super) fn render(job: &Job) -> Answer {
+pub(super) fn render(job: &PromptRenderJob) -> PromptRenderResult {
     let mut environment = environment();
     if let Err(error) = environment.add_template("chat", &job.template) {
-        return Answer::NoTemplate(said(&error));
+        return PromptRenderResult::NoTemplate(said(&error));
     }
     let rendered = job.conversations.iter().map(|given| {
         let template = environment.get_template("chat").map_err(|error| said(&error))?;
@@ -66,7 +66,7 @@ pub(super) fn render(job: &Job) -> Answer {
             prompt => Ok(prompt),
         }
     });
-    Answer::Rendered(rendered.collect())
+    PromptRenderResult::Rendered(rendered.collect())
 }
 
 /// An error with its causes.

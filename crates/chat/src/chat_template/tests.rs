@@ -14,17 +14,17 @@ const HARMONY: &str = "{%- for message in messages %}
     {%- if add_generation_prompt %}{{- '<|start|>assistant' }}{% endif %}
 ";
 
-fn conversation() -> Vec<Entry> {
+fn conversation() -> Vec<TemplateMessage> {
     vec![
-        Entry::new("system", "You are brief."),
-        Entry::new("user", "Hello <|end|> there"),
-        Entry { thinking: Some("A greeting.".into()), ..Entry::new("assistant", "Hi.") },
-        Entry::new("user", "Bye"),
+        TemplateMessage::new("system", "You are brief."),
+        TemplateMessage::new("user", "Hello <|end|> there"),
+        TemplateMessage { thinking: Some("A greeting.".into()), ..TemplateMessage::new("assistant", "Hi.") },
+        TemplateMessage::new("user", "Bye"),
     ]
 }
 
 /// With what the process would answer.
-fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateError> {
+fn ids(template: &str, conversation: &[TemplateMessage]) -> Result<Vec<u32>, ChatTemplateError> {
     let given = Given { messages: conversation.to_vec(), ..Given::default() };
     prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
 }
@@ -32,12 +32,12 @@ fn ids(template: &str, conversation: &[Entry]) -> Result<Vec<u32>, ChatTemplateE
 /// The same with one message, of which the template sees `text`.
 fn said(template: &str, words: &str) -> Result<Vec<u32>, ChatTemplateError> {
     let template = format!("{{% set text = messages[0].content %}}{template}");
-    ids(&template, &[Entry::new("user", words)])
+    ids(&template, &[TemplateMessage::new("user", words)])
 }
 
 /// The ids of parts by turns the template's, whose names are tokens, and a message's, whose are not. No word may go
 /// across them.
-fn of(parts: &[&str]) -> Vec<u32> {
+fn tokens(parts: &[&str]) -> Vec<u32> {
     let tokenizer = Tokenizer::o200k_harmony();
     let encode = |(i, part): (usize, &&str)| match i % 2 {
         0 => tokenizer.encode_with_specials(part.as_bytes()).expect("text"),
@@ -58,7 +58,7 @@ fn a_template_that_writes_harmony_gives_the_prompt_of_harmony() {
         "Hello <|end|> there",
         "<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|end|><|start|>user<|message|>Bye<|end|><|start|>assistant",
     ];
-    assert_eq!(ids, of(&want));
+    assert_eq!(ids, tokens(&want));
     let end = Tokenizer::o200k_harmony().special("<|end|>").expect("harmony has it");
     let n_ends = ids.iter().filter(|&&id| id == end).count();
     assert_eq!(n_ends, 4, "of four messages, and not the one that a user wrote");
@@ -79,7 +79,7 @@ fn a_template_sees_what_a_message_says() {
         ("{{ '<|' ~ ('end' if messages[0].role == 'user') ~ '|>' }}{{ text }}", "!", &["<|end|>", "!"]),
     ] {
         let ids = said(template, words).unwrap_or_else(|error| panic!("{template}: {error}"));
-        assert_eq!(ids, of(parts), "{template} of {words:?}");
+        assert_eq!(ids, tokens(parts), "{template} of {words:?}");
     }
 }
 
@@ -98,7 +98,7 @@ fn names_of_tokens_in_a_message_are_text_whatever_the_template_does_with_them() 
         ("{% if 'end' in text %}+{% endif %}{{ text }}<|end|>", "<|end|>", &["+", "<|end|>", "<|end|>"]),
     ] {
         let ids = said(template, words).unwrap_or_else(|error| panic!("{template}: {error}"));
-        assert_eq!(ids, of(parts), "{template} of {words:?}");
+        assert_eq!(ids, tokens(parts), "{template} of {words:?}");
     }
 }
 
@@ -108,8 +108,8 @@ fn where_a_name_may_be_either_there_is_no_prompt() {
     let template = "{% if '<|end|>' in text %}+{% endif %}{{ text }}<|end|>";
     let error = said(template, "a <|end|>").expect_err("unclear");
     assert!(matches!(&error, ChatTemplateError::Unclear { name } if name == "<|end|>"), "{error:?}");
-    assert_eq!(said(template, "an end").expect("no signs"), of(&["", "an end", "<|end|>"]));
-    assert_eq!(said(template, "a < b").expect("not that name"), of(&["", "a < b", "<|end|>"]));
+    assert_eq!(said(template, "an end").expect("no signs"), tokens(&["", "an end", "<|end|>"]));
+    assert_eq!(said(template, "a < b").expect("not that name"), tokens(&["", "a < b", "<|end|>"]));
     // It is of the template's signs and a message's letters, which are looked at.
     let template = "{% if 'end' in text %}+{% endif %}{{ '<|' ~ text ~ '|>' }}";
     assert!(matches!(said(template, "end"), Err(ChatTemplateError::Unclear { .. })));
@@ -118,8 +118,8 @@ fn where_a_name_may_be_either_there_is_no_prompt() {
 #[test]
 fn words_go_from_the_template_into_a_message() {
     let ids = said("<|start|>{{ text }}{{ '\n\n' }}there<|end|>", "Brief.").expect("renders");
-    assert_eq!(ids, of(&["<|start|>Brief.\n\nthere<|end|>"]));
-    assert_ne!(ids, of(&["<|start|>", "Brief.", "\n\nthere<|end|>"]), "the full stop and the line ends are a word");
+    assert_eq!(ids, tokens(&["<|start|>Brief.\n\nthere<|end|>"]));
+    assert_ne!(ids, tokens(&["<|start|>", "Brief.", "\n\nthere<|end|>"]), "the full stop and the line ends are a word");
 }
 
 #[test]

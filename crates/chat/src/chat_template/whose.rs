@@ -7,7 +7,7 @@
 //! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
 //! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
 
-use super::{Entry, Given};
+use super::{Given, TemplateMessage};
 
 /// Stands for a character of a message: the last one of Unicode's last private plane.
 const MASK: char = '\u{10fffd}';
@@ -36,7 +36,7 @@ impl Masked {
     /// The same conversation, masked.
     pub(crate) fn given(self, given: &Given) -> Given {
         let text = |text: &String| text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect();
-        let masked = |message: &Entry| Entry {
+        let masked = |message: &TemplateMessage| TemplateMessage {
             role: message.role.clone(),
             content: text(&message.content),
             thinking: message.thinking.as_ref().map(text),
@@ -55,7 +55,7 @@ fn is_bar(c: char) -> bool {
 
 /// What a name in a prompt is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum TextOrigin {
     Template,
     /// A message's, at least in part.
     Message,
@@ -66,7 +66,7 @@ pub(super) enum Origin {
 pub(super) struct Whose<'a> {
     pub(crate) text: &'a str,
     template: &'a str,
-    conversation: &'a [Entry],
+    conversation: &'a [TemplateMessage],
     /// The masks under which the template took the same way, and which bytes of the prompt they mark as of messages.
     masks: Vec<(Masked, Vec<bool>)>,
 }
@@ -77,7 +77,7 @@ impl<'a> Whose<'a> {
         text: &'a str,
         masked: impl IntoIterator<Item = (Masked, Option<&'m str>)>,
         template: &'a str,
-        conversation: &'a [Entry],
+        conversation: &'a [TemplateMessage],
     ) -> Self {
         let known = |(kind, masked): (Masked, Option<&str>)| Some((kind, of_messages(text, masked?)?));
         Self { text, template, conversation, masks: masked.into_iter().filter_map(known).collect() }
@@ -89,14 +89,14 @@ impl<'a> Whose<'a> {
     /// letters could not be a message's: because the template has the whole name, or no message has them. What this
     /// takes for granted is that a template that has a name does not also put the name's signs around words of a
     /// message whose letters it looks at.
-    pub(crate) fn origin(&self, offset: usize, len: usize) -> Origin {
+    pub(crate) fn origin(&self, offset: usize, len: usize) -> TextOrigin {
         let name = &self.text[offset..offset + len];
         if self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true)) {
-            return Origin::Message;
+            return TextOrigin::Message;
         }
         let took_the_same_way = |kind| self.masks.iter().any(|(masked, _)| *masked == kind);
         if took_the_same_way(Masked::AllButBlanks) {
-            return Origin::Template; // blanks that are a token are one wherever they come from
+            return TextOrigin::Template; // blanks that are a token are one wherever they come from
         }
         let signs_are_its_own = took_the_same_way(Masked::Signs)
             || (took_the_same_way(Masked::Bars) && name.contains(is_bar))
@@ -104,11 +104,11 @@ impl<'a> Whose<'a> {
         let mut words = name.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
         let letters_are_its_own = (name.contains(is_sign) && self.template.contains(name))
             || !words.any(|word| self.messages_have(|text| text.contains(word)));
-        if signs_are_its_own && letters_are_its_own { Origin::Template } else { Origin::Unclear }
+        if signs_are_its_own && letters_are_its_own { TextOrigin::Template } else { TextOrigin::Unclear }
     }
 
     fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {
-        self.conversation.iter().flat_map(Entry::texts).any(is_such)
+        self.conversation.iter().flat_map(TemplateMessage::texts).any(is_such)
     }
 }
 

@@ -37,7 +37,7 @@ pub struct Wanted {
     /// Whether it may, or must.
     pub choice: ToolChoice,
     /// The form of the answer; any text if None.
-    pub format: Option<Format>,
+    pub format: Option<AnswerFormat>,
     /// Whether the model may think first. If not, the prompt already stands in `final`.
     pub reasoning: bool,
 }
@@ -54,7 +54,7 @@ pub enum ToolChoice {
 
 /// The form of an answer.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Format {
+pub enum AnswerFormat {
     JsonObject,
     /// JSON that is valid by a schema.
     Schema(Value),
@@ -381,7 +381,7 @@ impl Grammars {
                 return GrammarError::Tool { name: tool.name.clone(), why };
             }
         }
-        if let Some(Format::Schema(schema)) = &wanted.format
+        if let Some(AnswerFormat::Schema(schema)) = &wanted.format
             && let Some(why) = of_schema(schema)
         {
             return GrammarError::Format { why };

@@ -28,7 +28,7 @@ const MASK_STACK_BYTES: usize = 1 << 20;
 const STEPS: usize = 100;
 
 #[derive(Serialize, Deserialize)]
-struct Job {
+struct TrialJob {
     grammar: String,
     n_tokens: usize,
     /// The special tokens, which grammars name by their names or ids.
@@ -52,7 +52,7 @@ pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Resul
         |id: u32| tokenizer.decode(id).map(|name| String::from_utf8_lossy(name).into_owned()).unwrap_or_default();
     let n_tokens = tokenizer.vocab_size();
     let specials = (0..n_tokens as u32).filter(|id| tokenizer.is_special(*id)).map(|id| (id, name(id))).collect();
-    let job = Job { grammar: grammar.to_owned(), n_tokens, specials };
+    let job = TrialJob { grammar: grammar.to_owned(), n_tokens, specials };
     let job = serde_json::to_vec(&job).expect("texts and numbers alone");
     let too_complex = |why: String| GrammarError::TooComplex { why };
     let not_tried = |why: String| GrammarError::NotTried { why };
@@ -80,7 +80,7 @@ pub(crate) fn try_worker() -> io::Result<()> {
     })
 }
 
-fn try_it(job: &Job) -> Option<Tried> {
+fn try_it(job: &TrialJob) -> Option<Tried> {
     let tokenizer = Tokenizer::of_bytes(job.n_tokens, &job.specials);
     let factory = vocabulary::factory(&tokenizer).ok()?;
     let before = memory_bytes();

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Format, GrammarError, ToolChoice, Wanted};
+use super::{AnswerFormat, GrammarError, ToolChoice, Wanted};
 use crate::{TextInput, Tool, is_tool_name};
 
 /// A token, as grammars name it: by id.
@@ -103,12 +103,12 @@ pub(crate) fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
 ///
 /// # Errors
 /// [`GrammarError::Format`]: it is none.
-pub(crate) fn format_schema(format: &Format) -> Result<Value, GrammarError> {
+pub(crate) fn format_schema(format: &AnswerFormat) -> Result<Value, GrammarError> {
     match format {
-        Format::JsonObject => Ok(json!({"type": "object"})),
-        Format::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
-        Format::Schema(schema) if schema.is_object() => Ok(schema.clone()),
-        Format::Schema(schema) => {
+        AnswerFormat::JsonObject => Ok(json!({"type": "object"})),
+        AnswerFormat::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
+        AnswerFormat::Schema(schema) if schema.is_object() => Ok(schema.clone()),
+        AnswerFormat::Schema(schema) => {
             Err(GrammarError::Format { why: format!("expected a schema that is an object, found {schema}") })
         }
     }

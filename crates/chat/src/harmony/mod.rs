@@ -11,7 +11,7 @@ mod turns;
 mod typescript;
 
 pub use tools::Developer;
-pub use turns::Turn;
+pub use turns::HarmonyTurn;
 
 pub use crate::{FUNCTIONS, Reasoning, ResponseFormat, TextInput, Tool, is_tool_name};
 use hint::Hint;
@@ -140,15 +140,15 @@ impl Message {
 
     /// What a message of the assistant is to those who asked. A recipient makes a call of it on any channel, whether or
     /// not there is such a tool; what has no channel, or one that the format lacks, is an answer.
-    pub fn part(&self) -> Part<'_> {
+    pub fn part(&self) -> MessageKind<'_> {
         match (&self.recipient, &self.channel) {
             (Some(recipient), _) => {
                 let name = recipient.strip_prefix(FUNCTIONS).and_then(|name| name.strip_prefix('.'));
-                Part::Call(name.unwrap_or(recipient))
+                MessageKind::Call(name.unwrap_or(recipient))
             }
-            (None, Some(Channel::Analysis)) => Part::Reasoning,
-            (None, Some(Channel::Commentary)) => Part::Preamble,
-            (None, _) => Part::Answer,
+            (None, Some(Channel::Analysis)) => MessageKind::Reasoning,
+            (None, Some(Channel::Commentary)) => MessageKind::Preamble,
+            (None, _) => MessageKind::Answer,
         }
     }
 
@@ -159,7 +159,7 @@ impl Message {
 
 /// What a message of the assistant is to those who asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part<'a> {
+pub enum MessageKind<'a> {
     /// Its chain of thought.
     Reasoning,
     /// What it says before a call, or between calls.

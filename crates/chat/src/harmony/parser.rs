@@ -7,12 +7,12 @@
 use std::mem;
 
 use super::header::{Beginning, Fields, Header, Mark};
-use super::{Channel, Harmony, Message, Part, Role};
+use super::{Channel, Harmony, Message, MessageKind, Role};
 use model::tokenizer::stream::TextStream;
 
 /// Something that became known with a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ParserEvent {
     /// A header is complete: the message has everything but its text.
     Started(Message),
     /// The next whole characters of the message that was started last.
@@ -146,7 +146,7 @@ impl HarmonyParser {
     }
 
     /// Takes the next token.
-    pub fn push(&mut self, id: u32) -> Vec<Event> {
+    pub fn push(&mut self, id: u32) -> Vec<ParserEvent> {
         let mut events = Vec::new();
         self.begin(&mut events);
         self.n_pending += 1;
@@ -185,7 +185,7 @@ impl HarmonyParser {
     }
 
     /// Ends the output: a message that is still open is unfinished.
-    pub fn finish(&mut self) -> Vec<Event> {
+    pub fn finish(&mut self) -> Vec<ParserEvent> {
         let mut events = Vec::new();
         self.begin(&mut events);
         match mem::replace(&mut self.state, State::Over) {
@@ -239,9 +239,9 @@ impl HarmonyParser {
     }
 
     /// Tells of the message that the prompt began.
-    fn begin(&mut self, events: &mut Vec<Event>) {
+    fn begin(&mut self, events: &mut Vec<ParserEvent>) {
         if let Some(message) = self.begun.take() {
-            events.push(Event::Started(message.clone()));
+            events.push(ParserEvent::Started(message.clone()));
             self.state = State::Text(message);
         }
     }
@@ -266,20 +266,20 @@ impl HarmonyParser {
         ends
     }
 
-    fn count_reasoning(&mut self, events: &[Event]) {
+    fn count_reasoning(&mut self, events: &[ParserEvent]) {
         let ended = events.iter().find_map(|event| match event {
-            Event::Ended { message, .. } => Some(message),
+            ParserEvent::Ended { message, .. } => Some(message),
             _ => None,
         });
         if let Some(message) = ended.or(self.open()) {
-            let is_reasoning = message.part() == Part::Reasoning;
+            let is_reasoning = message.part() == MessageKind::Reasoning;
             self.n_reasoning_tokens += if is_reasoning { self.n_pending } else { 0 };
             self.n_pending = 0;
         }
     }
 
     /// The header that is being written. Where there should be none, it begins all the same.
-    fn header(&mut self, events: &mut Vec<Event>) -> &mut Header {
+    fn header(&mut self, events: &mut Vec<ParserEvent>) -> &mut Header {
         if matches!(self.state, State::Text(_)) {
             self.repair(Repair::MarkInText);
             self.end(Ending::Unfinished, events);
@@ -294,7 +294,7 @@ impl HarmonyParser {
         }
     }
 
-    fn push_mark(&mut self, mark: Mark, events: &mut Vec<Event>) {
+    fn push_mark(&mut self, mark: Mark, events: &mut Vec<ParserEvent>) {
         let mut header = self.header(events).clone();
         if self.ends_turn(&header, true) {
             return self.end_turn();
@@ -315,7 +315,7 @@ impl HarmonyParser {
     }
 
     /// Ordinary bytes.
-    fn push_bytes(&mut self, bytes: &[u8], events: &mut Vec<Event>) {
+    fn push_bytes(&mut self, bytes: &[u8], events: &mut Vec<ParserEvent>) {
         if let State::Text(message) = &mut self.state {
             let text = self.stream.push(bytes);
             return tell_text(message, text, events);
@@ -339,7 +339,7 @@ impl HarmonyParser {
     }
 
     /// Begins a message whose header is complete.
-    fn start(&mut self, beginning: Beginning, fields: Fields, text: &[u8], events: &mut Vec<Event>) {
+    fn start(&mut self, beginning: Beginning, fields: Fields, text: &[u8], events: &mut Vec<ParserEvent>) {
         let Fields { role, mut channel, mut recipient, content_type, oddities } = fields;
         let role = role.unwrap_or(Role::Assistant);
         self.count(Repair::SecondChannel, oddities.channels);
@@ -355,14 +355,14 @@ impl HarmonyParser {
             }
         }
         let mut message = Message { role, channel, recipient, content_type, text: String::new() };
-        events.push(Event::Started(message.clone()));
+        events.push(ParserEvent::Started(message.clone()));
         let text = self.stream.push(text);
         tell_text(&mut message, text, events);
         self.state = State::Text(message);
     }
 
     /// The end of a message, if there is one.
-    fn end(&mut self, ending: Ending, events: &mut Vec<Event>) {
+    fn end(&mut self, ending: Ending, events: &mut Vec<ParserEvent>) {
         if let State::Header(header) = &self.state {
             let header = header.clone();
             if self.ends_turn(&header, true) {
@@ -377,7 +377,7 @@ impl HarmonyParser {
     }
 
     /// The end of a text, if there is one.
-    fn end_text(&mut self, ending: Ending, events: &mut Vec<Event>) {
+    fn end_text(&mut self, ending: Ending, events: &mut Vec<ParserEvent>) {
         match mem::replace(&mut self.state, State::Between) {
             State::Text(mut message) => {
                 let rest = self.stream.finish();
@@ -388,8 +388,8 @@ impl HarmonyParser {
                     self.repair(Repair::EmptyArguments);
                     tell_text(&mut message, "{}".into(), events);
                 }
-                self.was_analysis = message.part() == Part::Reasoning;
-                events.push(Event::Ended { message, ending });
+                self.was_analysis = message.part() == MessageKind::Reasoning;
+                events.push(ParserEvent::Ended { message, ending });
             }
             other => self.state = other,
         }
@@ -399,9 +399,9 @@ impl HarmonyParser {
 /// Recipients that are no tools.
 const NO_TOOLS: [&str; 9] = ["", "assistant", "user", "all", "system", "developer", "analysis", "commentary", "final"];
 
-fn tell_text(message: &mut Message, text: String, events: &mut Vec<Event>) {
+fn tell_text(message: &mut Message, text: String, events: &mut Vec<ParserEvent>) {
     if !text.is_empty() {
         message.text += &text;
-        events.push(Event::Text { channel: message.channel.clone(), text });
+        events.push(ParserEvent::Text { channel: message.channel.clone(), text });
     }
 }

@@ -1,11 +1,11 @@
 //! Conversations to prompts.
 
-use super::{Channel, Harmony, HarmonyError, Message, Part, Role};
+use super::{Channel, Harmony, HarmonyError, Message, MessageKind, Role};
 use model::tokenizer::limit::Limit;
 
 /// A part of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Turn {
+pub enum HarmonyTurn {
     /// A message, to be written in the format.
     Message(Message),
     /// What a model wrote, as ids, from `<|start|>assistant` on or from behind it. They go into the prompt as they are,
@@ -13,7 +13,7 @@ pub enum Turn {
     Exact(Vec<u32>),
 }
 
-impl From<Message> for Turn {
+impl From<Message> for HarmonyTurn {
     fn from(message: Message) -> Self {
         Self::Message(message)
     }
@@ -42,12 +42,12 @@ impl Harmony {
     /// # Errors
     /// [`HarmonyError::Tokenizer`]: more than `limit` takes. With a tokenizer that takes any bytes, and for ids that it
     /// has, there are no others.
-    pub fn prompt_of(&self, turns: &[Turn], limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
+    pub fn prompt_of(&self, turns: &[HarmonyTurn], limit: &Limit) -> Result<Vec<u32>, HarmonyError> {
         let mut items = Vec::new();
         for turn in turns {
             match turn {
-                Turn::Message(message) => items.push(Item::of(message)),
-                Turn::Exact(ids) => self.written_items(ids, &mut items)?,
+                HarmonyTurn::Message(message) => items.push(Item::new(message)),
+                HarmonyTurn::Exact(ids) => self.written_items(ids, &mut items)?,
             }
         }
         self.join(items, limit)
@@ -58,7 +58,7 @@ impl Harmony {
     /// # Errors
     /// As there.
     pub fn prompt(&self, conversation: &[Message]) -> Result<Vec<u32>, HarmonyError> {
-        self.join(conversation.iter().map(Item::of).collect(), &Limit::NONE)
+        self.join(conversation.iter().map(Item::new).collect(), &Limit::NONE)
     }
 
     /// Makes the answer begin at once, without reasoning: a prompt goes on with the head of a `final` message. What
@@ -156,11 +156,11 @@ impl Harmony {
 }
 
 impl<'a> Item<'a> {
-    fn of(message: &'a Message) -> Self {
+    fn new(message: &'a Message) -> Self {
         let is_ours = message.role == Role::Assistant;
         Self {
             content: Content::Message(message),
-            is_reasoning: is_ours && message.part() == Part::Reasoning,
+            is_reasoning: is_ours && message.part() == MessageKind::Reasoning,
             is_final: is_ours && message.channel == Some(Channel::Final),
         }
     }

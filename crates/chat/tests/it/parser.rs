@@ -1,7 +1,7 @@
 //! Outputs of models are read as they were meant, whole, cut, and of any tokens.
 
-use chat::harmony::parser::{Ending, Event, HarmonyParser, Repair};
-use chat::harmony::{Harmony, Message, Part, Role};
+use chat::harmony::parser::{Ending, HarmonyParser, ParserEvent, Repair};
+use chat::harmony::{Harmony, Message, MessageKind, Role};
 use model::tokenizer::Tokenizer;
 use proptest::prelude::*;
 
@@ -9,22 +9,22 @@ use fixtures::outputs::OUTPUTS;
 
 /// The messages of an output. The events must tell the same texts as the messages.
 fn read(parser: &mut HarmonyParser, ids: &[u32]) -> Vec<(Message, Ending)> {
-    let mut events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+    let mut events: Vec<ParserEvent> = ids.iter().flat_map(|&id| parser.push(id)).collect();
     events.extend(parser.finish());
     assert_eq!(parser.finish(), [], "it is finished");
     let (mut messages, mut open) = (Vec::new(), None::<Message>);
     for event in events {
         match event {
-            Event::Started(message) => {
+            ParserEvent::Started(message) => {
                 assert_eq!((&open, message.text.as_str()), (&None, ""), "{message:?}");
                 open = Some(message);
             }
-            Event::Text { channel, text } => {
+            ParserEvent::Text { channel, text } => {
                 let message = open.as_mut().expect("a message was started");
                 assert!(!text.is_empty() && message.channel == channel, "{channel:?} {text:?}");
                 message.text += &text;
             }
-            Event::Ended { message, ending } => {
+            ParserEvent::Ended { message, ending } => {
                 assert_eq!(open.take().as_ref(), Some(&message), "the events tell all of the message");
                 messages.push((message, ending));
             }
@@ -34,7 +34,7 @@ fn read(parser: &mut HarmonyParser, ids: &[u32]) -> Vec<(Message, Ending)> {
     messages
 }
 
-fn parts(messages: &[(Message, Ending)]) -> Vec<(Part<'_>, &str)> {
+fn parts(messages: &[(Message, Ending)]) -> Vec<(MessageKind<'_>, &str)> {
     messages.iter().map(|(message, _)| (message.part(), message.text.as_str())).collect()
 }
 
@@ -94,7 +94,7 @@ fn a_text_is_told_as_it_comes_even_without_a_header() {
         for id in tokenizer.encode_with_specials(format!("{head}{text}").as_bytes()).expect("UTF-8") {
             fed += tokenizer.decode(id).expect("an id").len();
             for event in parser.push(id) {
-                told += if let Event::Text { text, .. } = &event { text } else { "" };
+                told += if let ParserEvent::Text { text, .. } = &event { text } else { "" };
             }
             behind = behind.max(fed.saturating_sub(head.len() + told.len()));
         }
@@ -124,14 +124,14 @@ fn a_model_that_is_kept_from_stopping_is_read_on() {
     let messages = read(&mut parser, &tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"));
     let roles: Vec<&Role> = messages.iter().map(|(message, _)| &message.role).collect();
     assert_eq!(roles, [&Role::Assistant, &Role::Assistant, &Role::User]);
-    assert_eq!(parts(&messages), [(Part::Answer, "a"), (Part::Answer, "b"), (Part::Answer, "c")]);
+    assert_eq!(parts(&messages), [(MessageKind::Answer, "a"), (MessageKind::Answer, "b"), (MessageKind::Answer, "c")]);
 }
 
 #[test]
 fn an_id_that_no_vocabulary_has_is_passed_over() {
     let mut parser = harmony().parser();
     let messages = read(&mut parser, &[200_005, 17_196, 200_008, 1_000_000, 13_225, u32::MAX, 200_002]);
-    assert_eq!(parts(&messages), [(Part::Answer, "Hello")]);
+    assert_eq!(parts(&messages), [(MessageKind::Answer, "Hello")]);
     assert_eq!(parser.repairs().collect::<Vec<_>>(), [(Repair::UnknownToken, 2)]);
 }
 

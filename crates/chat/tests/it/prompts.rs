@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use chat::harmony::{
-    Channel, Developer, FUNCTIONS, Harmony, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool, Turn,
+    Channel, Developer, FUNCTIONS, Harmony, HarmonyTurn, Message, Reasoning, ResponseFormat, Role, SystemMessage, Tool,
     developer_text, is_tool_name,
 };
 use model::tokenizer::Tokenizer;
@@ -232,14 +232,14 @@ fn names_that_a_header_cannot_carry_are_known() {
 #[test]
 fn calls_and_results_are_written_as_the_model_writes_them() {
     let harmony = harmony();
-    let turns: Vec<Turn> = [
+    let turns: Vec<HarmonyTurn> = [
         Message::new(Role::User, "Weather?"),
         Message::assistant(Channel::Analysis, "Call."),
         Message::assistant(Channel::Commentary, "I look."),
         Message::call("get_weather", r#"{"location": "Oslo"}"#),
         Message::result("get_weather", "rain"),
     ]
-    .map(Turn::from)
+    .map(HarmonyTurn::from)
     .into();
     assert_eq!(
         harmony.spelled(&harmony.prompt_of(&turns, &Limit::NONE).expect("UTF-8")),
@@ -254,9 +254,9 @@ fn calls_and_results_are_written_as_the_model_writes_them() {
 fn what_was_written_goes_back_as_it_was() {
     let (harmony, tokenizer) = (harmony(), Tokenizer::o200k_harmony());
     let ids = |text: &str| tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
-    let user = || Turn::Message(Message::new(Role::User, "a"));
-    let prompt = |turns: &[Turn]| harmony.prompt_of(turns, &Limit::NONE).expect("ids that there are");
-    let spelled = |turns: &[Turn]| harmony.spelled(&prompt(turns));
+    let user = || HarmonyTurn::Message(Message::new(Role::User, "a"));
+    let prompt = |turns: &[HarmonyTurn]| harmony.prompt_of(turns, &Limit::NONE).expect("ids that there are");
+    let spelled = |turns: &[HarmonyTurn]| harmony.spelled(&prompt(turns));
 
     // Odd tokens and an odd header stay, whether or not the head of the first message is there.
     let written = [
@@ -267,19 +267,19 @@ fn what_was_written_goes_back_as_it_was() {
     ]
     .concat();
     let first = prompt(&[user()]);
-    let result = || Turn::Message(Message::result("f", "1"));
+    let result = || HarmonyTurn::Message(Message::result("f", "1"));
     let with_head = [ids("<|start|>assistant"), written.clone()].concat();
     for exact in [written.clone(), with_head] {
-        let second = prompt(&[user(), Turn::Exact(exact), result()]);
+        let second = prompt(&[user(), HarmonyTurn::Exact(exact), result()]);
         assert_eq!(second[..first.len() + written.len()], [first.clone(), written.clone()].concat());
     }
 
     // With an answer behind it, reasoning goes, and the answer ends as answers in prompts do.
-    let answer = Turn::Exact(ids(
+    let answer = HarmonyTurn::Exact(ids(
         "<|channel|>analysis<|message|>Now.<|end|><|start|>assistant<|channel|>final<|message|>Yes.<|return|>",
     ));
     assert_eq!(
-        spelled(&[user(), Turn::Exact(written), result(), answer, user()]),
+        spelled(&[user(), HarmonyTurn::Exact(written), result(), answer, user()]),
         "<|start|>user<|message|>a<|end|>\
          <|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>\
          <|start|>functions.f to=assistant<|channel|>commentary<|message|>1<|end|>\
@@ -295,7 +295,7 @@ fn what_was_written_goes_back_as_it_was() {
             "<|start|>assistant<|channel|>final<|message|>Yes.<|end|>",
         ),
     ] {
-        assert_eq!(spelled(&[Turn::Exact(ids(text))]), format!("{want}<|start|>assistant"), "{text}");
+        assert_eq!(spelled(&[HarmonyTurn::Exact(ids(text))]), format!("{want}<|start|>assistant"), "{text}");
     }
 }
 
@@ -348,7 +348,7 @@ struct Said {
 }
 
 impl Chat {
-    fn turns(self) -> Vec<Turn> {
+    fn turns(self) -> Vec<HarmonyTurn> {
         let reasoning = match self.effort.as_str() {
             "low" => Reasoning::Low,
             "medium" => Reasoning::Medium,
@@ -381,7 +381,7 @@ impl Chat {
             kind => panic!("no such turn: {kind}"),
         });
         let system = SystemMessage { current_date: self.date, reasoning, has_functions }.message();
-        [system].into_iter().chain(developer.message()).chain(said).map(Turn::from).collect()
+        [system].into_iter().chain(developer.message()).chain(said).map(HarmonyTurn::from).collect()
     }
 }
 

@@ -26,7 +26,7 @@ struct Gpu {
 }
 
 /// What was chosen, and what there is to say about it.
-pub struct Choice {
+pub struct DeviceChoice {
     /// The GPUs that the model fits on, most compute first; without one that can be opened it is the cpu.
     fitting: Vec<Gpu>,
     /// Those that it does not fit on.
@@ -37,7 +37,7 @@ pub struct Choice {
 }
 
 /// Looks at all GPUs, for a model whose weights take so many bytes.
-pub fn choose(tables: &TuningTables, model_bytes: usize) -> Choice {
+pub fn choose(tables: &TuningTables, model_bytes: usize) -> DeviceChoice {
     let (mut gpus, mut problems) = (Vec::new(), Vec::new());
     for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables)) {
         match found {
@@ -50,7 +50,7 @@ pub fn choose(tables: &TuningTables, model_bytes: usize) -> Choice {
     // Stable: of equal ones the first of those with the most memory.
     gpus.sort_by(|a, b| compute(b).total_cmp(&compute(a)).then(b.free_bytes.cmp(&a.free_bytes)));
     let (fitting, too_small) = gpus.into_iter().partition(|gpu| gpu.free_bytes >= model_bytes);
-    Choice { fitting, too_small, problems, model_bytes }
+    DeviceChoice { fitting, too_small, problems, model_bytes }
 }
 
 /// A device that is ready, and why it is this one.
@@ -71,7 +71,7 @@ pub struct Reason {
     pub is_of_several: bool,
 }
 
-impl Choice {
+impl DeviceChoice {
     /// The GPUs that the model fits on, the one with the most compute first.
     pub fn devices(&self) -> Vec<Device> {
         self.fitting.iter().map(|gpu| gpu.device.clone()).collect()

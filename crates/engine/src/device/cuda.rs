@@ -5,7 +5,7 @@ use std::sync::Arc;
 use gpu::cuda::{CudaDriver, CudaRuntime};
 use gpu::{GpuError, Runtime};
 
-use super::{DeviceError, Ready, named_by, replays_graphs, target_of};
+use super::{DeviceError, OpenedDevice, named_by, replays_graphs, target_of};
 use kernel::tuning::TuningTables;
 
 /// Opens the driver: `$GPTOSS_JIT_CUDA` (the library or its folder), else where the loader looks.
@@ -20,7 +20,7 @@ pub(crate) fn runtime() -> Result<CudaRuntime, GpuError> {
 ///
 /// # Errors
 /// If there is no driver or no such device, or nothing is known about its arch.
-pub(super) fn open(ordinal: usize, tables: &TuningTables) -> Result<Ready, DeviceError> {
+pub(super) fn open(ordinal: usize, tables: &TuningTables) -> Result<OpenedDevice, DeviceError> {
     let driver = CudaDriver::new(&runtime()?, ordinal)?.with_graphs(replays_graphs()?);
     let facts = driver.facts();
     let (target, warnings) = target_of(facts, &facts.arch, tables)?;

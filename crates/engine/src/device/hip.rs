@@ -6,7 +6,7 @@ use std::sync::Arc;
 use gpu::hip::{HipDriver, HipRuntime};
 use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
-use super::{DeviceError, Ready, named_by, replays_graphs, target_of};
+use super::{DeviceError, OpenedDevice, named_by, replays_graphs, target_of};
 use kernel::target::{Target, TargetError, code_object};
 use kernel::tuning::TuningTables;
 
@@ -27,7 +27,7 @@ pub(crate) fn runtime() -> Result<HipRuntime, GpuError> {
 ///
 /// # Errors
 /// If there is no runtime or no such device, or nothing is known about the arch.
-pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<Ready, DeviceError> {
+pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<OpenedDevice, DeviceError> {
     let runtime = runtime()?;
     let driver = HipDriver::new(&runtime, ordinal)?.with_graphs(replays_graphs()?);
     for warning in overrides(driver.facts(), arch) {

@@ -37,7 +37,7 @@ pub enum Device {
 }
 
 /// What kernels are compiled for, and what runs them.
-pub type Ready = (Target, Arc<dyn Driver>);
+pub type OpenedDevice = (Target, Arc<dyn Driver>);
 
 /// Why a device cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +141,7 @@ impl Device {
     ///
     /// # Errors
     /// If there is no such device, or nothing is known about it.
-    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<Ready, DeviceError> {
+    pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<OpenedDevice, DeviceError> {
         match self {
             Self::Auto => {
                 let auto::Opened { target, driver, .. } = auto::choose(tables, 0).open(tables, n_threads)?;
@@ -190,7 +190,7 @@ fn named_by(variable: &str) -> Option<PathBuf> {
 ///
 /// # Errors
 /// If there is none, or nothing is known about the arch.
-pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<Ready, DeviceError> {
+pub fn of_arch(arch: &str, tables: &TuningTables) -> Result<OpenedDevice, DeviceError> {
     tables.gpu(arch)?;
     let of_runtime = |runtime| {
         let n_devices = match open_runtime(runtime) {
@@ -279,7 +279,7 @@ fn simulator(target: &Target, n_threads: usize) -> Result<SimDriver, DeviceError
 ///
 /// # Errors
 /// If the device cannot be set up.
-pub fn stand_in(target: &Target) -> Result<Option<Ready>, DeviceError> {
+pub fn stand_in(target: &Target) -> Result<Option<OpenedDevice>, DeviceError> {
     match target.platform {
         Platform::Host if target.runs_on_host() => Ok(Some((target.clone(), Arc::new(HostDriver::new(0)?)))),
         Platform::Amd | Platform::Nvidia => {

@@ -26,7 +26,7 @@ pub(super) fn open(path: &Path) -> io::Result<()> {
 }
 
 impl Access {
-    pub(super) fn of(root: &Path, path: &Path, open: Open<'_>) -> Self {
+    pub(super) fn probe(root: &Path, path: &Path, open: Open<'_>) -> Self {
         let file = root.join(path);
         match open(&file) {
             Ok(()) => Self::Granted,

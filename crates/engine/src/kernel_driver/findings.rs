@@ -16,7 +16,7 @@ const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --devi
 
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct DriverFinding {
     pub what: String,
     /// What to do about it.
     pub hint: String,
@@ -31,7 +31,7 @@ pub struct RuntimeSeen<'a> {
     pub knows: &'a dyn Fn(&str) -> Option<bool>,
 }
 
-impl Finding {
+impl DriverFinding {
     fn new(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Self { what: what.into(), hint: hint.into() }
     }
@@ -40,7 +40,7 @@ impl Finding {
 impl KernelDriver {
     /// What is wrong with the driver and its device files, the most important first. Nothing where there is no AMD GPU
     /// at all.
-    pub fn findings(&self) -> Vec<Finding> {
+    pub fn findings(&self) -> Vec<DriverFinding> {
         if !self.is_there() {
             return Vec::new();
         }
@@ -49,14 +49,14 @@ impl KernelDriver {
             let gpus = self.on_bus.join(", ");
             let what =
                 if gpus.is_empty() { "amdgpu is not loaded".into() } else { format!("{gpus}: amdgpu is not loaded") };
-            found.push(Finding::new(what, format!("`sudo modprobe amdgpu`; {NEWER_KERNEL}")));
+            found.push(DriverFinding::new(what, format!("`sudo modprobe amdgpu`; {NEWER_KERNEL}")));
             return found;
         }
         found.extend(file_finding("dev/kfd", "the driver's door for computing", &self.kfd));
         if self.gpus.is_empty() {
             found.push(match self.n_hidden {
-                0 => Finding::new("amdgpu is loaded, and computes on no GPU", NEWER_KERNEL),
-                n => Finding::new(format!("{n} nodes of the driver may not be read"), CONTAINER),
+                0 => DriverFinding::new("amdgpu is loaded, and computes on no GPU", NEWER_KERNEL),
+                n => DriverFinding::new(format!("{n} nodes of the driver may not be read"), CONTAINER),
             });
         }
         for gpu in &self.gpus {
@@ -78,13 +78,17 @@ impl KernelDriver {
     }
 
     /// What keeps a runtime from finding GPUs that the driver has, or from taking them for what they are.
-    pub fn findings_of(&self, runtime: &RuntimeSeen<'_>, variable: &dyn Fn(&str) -> Option<String>) -> Vec<Finding> {
+    pub fn findings_of(
+        &self,
+        runtime: &RuntimeSeen<'_>,
+        variable: &dyn Fn(&str) -> Option<String>,
+    ) -> Vec<DriverFinding> {
         let renamed = self.gpus.iter().filter_map(|gpu| renamed(gpu, runtime, variable));
-        let mut found: Vec<Finding> = Vec::new();
+        let mut found: Vec<DriverFinding> = Vec::new();
         if runtime.n_devices < self.gpus.len() {
             let gpus: Vec<&Gpu> = self.gpus.iter().collect();
             for (gpu, name, list) in taken_away(&gpus, variable) {
-                found.push(Finding::new(
+                found.push(DriverFinding::new(
                     format!("`{name}={list}` leaves out node {}, a {}", gpu.node, gpu.arch),
                     format!("unset `{name}`, or let it name this GPU"),
                 ));
@@ -94,10 +98,13 @@ impl KernelDriver {
         found.extend(renamed);
         let ordinal = variable(ORDINAL).filter(|list| !list.is_empty() && runtime.n_devices < self.gpus.len());
         if let (Some(list), true) = (ordinal, found.is_empty()) {
-            found.push(Finding::new(format!("`{ORDINAL}={list}` may leave GPUs out"), format!("unset `{ORDINAL}`")));
+            found.push(DriverFinding::new(
+                format!("`{ORDINAL}={list}` may leave GPUs out"),
+                format!("unset `{ORDINAL}`"),
+            ));
         }
         if found.is_empty() && self.findings().is_empty() && runtime.n_devices < self.gpus.len() {
-            found.push(Finding::new(
+            found.push(DriverFinding::new(
                 format!("the driver has {} GPUs, and this runtime finds {}", self.gpus.len(), runtime.n_devices),
                 "`AMD_LOG_LEVEL=3 gptoss-jit devices` lets the runtime say why",
             ));
@@ -107,7 +114,7 @@ impl KernelDriver {
 }
 
 /// What is wrong with a device file.
-fn file_finding(path: &str, what: &str, access: &Access) -> Option<Finding> {
+fn file_finding(path: &str, what: &str, access: &Access) -> Option<DriverFinding> {
     let (how, hint) = match access {
         Access::Granted => return None,
         Access::Missing => ("is not there".to_owned(), CONTAINER.to_owned()),
@@ -118,7 +125,7 @@ fn file_finding(path: &str, what: &str, access: &Access) -> Option<Finding> {
         ),
         Access::Failed(error) => (format!("could not be opened: {error}"), CONTAINER.to_owned()),
     };
-    Some(Finding::new(format!("`/{path}`, {what}, {how}"), hint))
+    Some(DriverFinding::new(format!("`/{path}`, {what}, {how}"), hint))
 }
 
 /// The group where it is neither of the two usual ones.
@@ -132,7 +139,7 @@ fn since(gpu: &Gpu) -> Option<(u32, u32)> {
 }
 
 /// That a runtime is too old for a GPU.
-fn unknown(gpu: &Gpu, runtime: &RuntimeSeen<'_>) -> Option<Finding> {
+fn unknown(gpu: &Gpu, runtime: &RuntimeSeen<'_>) -> Option<DriverFinding> {
     let since = since(gpu);
     let is_too_old = since.zip(runtime.release).is_some_and(|(since, release)| release < since);
     if (runtime.knows)(&gpu.arch).unwrap_or(!is_too_old) {
@@ -143,11 +150,11 @@ fn unknown(gpu: &Gpu, runtime: &RuntimeSeen<'_>) -> Option<Finding> {
         Some((major, minor)) => format!("install ROCm {major}.{minor} or newer: it knows {}", gpu.arch),
         None => format!("a newer ROCm may know {}", gpu.arch),
     };
-    Some(Finding::new(format!("{release} does not know node {}, a {}", gpu.node, gpu.arch), hint))
+    Some(DriverFinding::new(format!("{release} does not know node {}, a {}", gpu.node, gpu.arch), hint))
 }
 
 /// That the environment makes the runtime take a GPU for another one.
-fn renamed(gpu: &Gpu, runtime: &RuntimeSeen<'_>, variable: &dyn Fn(&str) -> Option<String>) -> Option<Finding> {
+fn renamed(gpu: &Gpu, runtime: &RuntimeSeen<'_>, variable: &dyn Fn(&str) -> Option<String>) -> Option<DriverFinding> {
     let own = format!("{OVERRIDE}_{}", gpu.node);
     let set = |name: &str| Some((name.to_owned(), variable(name).filter(|value| !value.is_empty())?));
     let (name, value) = set(&own).or_else(|| set(OVERRIDE))?;
@@ -159,5 +166,5 @@ fn renamed(gpu: &Gpu, runtime: &RuntimeSeen<'_>, variable: &dyn Fn(&str) -> Opti
         "`{name}={value}` hides what node {} is, a {}: kernels are compiled for another chip",
         gpu.node, gpu.arch
     );
-    Some(Finding::new(what, hint))
+    Some(DriverFinding::new(what, hint))
 }

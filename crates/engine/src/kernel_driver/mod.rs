@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub use access::Access;
-pub use findings::{Finding, RuntimeSeen};
+pub use findings::{DriverFinding, RuntimeSeen};
 pub use node::Gpu;
 
 /// What programs talk to the driver through.
@@ -55,7 +55,7 @@ impl KernelDriver {
     fn read_with(root: &Path, open: access::Open<'_>) -> Self {
         let nodes = node::read(&root.join(NODES));
         let text = |path: &str| fs::read_to_string(root.join(path)).ok().map(|text| text.trim().to_owned());
-        let access = |path: &str| Access::of(root, Path::new(path), open);
+        let access = |path: &str| Access::probe(root, Path::new(path), open);
         let mut gpus = nodes.gpus;
         for gpu in &mut gpus {
             gpu.look_around(root, &access);

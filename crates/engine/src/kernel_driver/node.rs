@@ -47,7 +47,7 @@ pub(super) fn read(folder: &Path) -> Nodes {
     let mut nodes = Nodes::default();
     for node in numbers {
         match fs::read_to_string(folder.join(node.to_string()).join("properties")) {
-            Ok(text) => nodes.gpus.extend(Gpu::of(node, &text)),
+            Ok(text) => nodes.gpus.extend(Gpu::parse(node, &text)),
             Err(error) if error.kind() == ErrorKind::NotFound => {}
             Err(_) => nodes.n_hidden += 1,
         }
@@ -57,7 +57,7 @@ pub(super) fn read(folder: &Path) -> Nodes {
 
 impl Gpu {
     /// None of a node that is no GPU, or states no arch.
-    fn of(node: u32, properties: &str) -> Option<Self> {
+    fn parse(node: u32, properties: &str) -> Option<Self> {
         let values: HashMap<&str, u64> = properties
             .lines()
             .filter_map(|line| {

@@ -46,12 +46,17 @@ fn machine(versions: &[u32]) -> TempDir {
     root
 }
 
-fn texts(findings: &[Finding]) -> Vec<(&str, &str)> {
+fn texts(findings: &[DriverFinding]) -> Vec<(&str, &str)> {
     findings.iter().map(|finding| (finding.what.as_str(), finding.hint.as_str())).collect()
 }
 
 /// What is found with a runtime of a release that finds so many devices, and these variables.
-fn with_runtime(root: &TempDir, release: (u32, u32), n_devices: usize, variables: &[(&str, &str)]) -> Vec<Finding> {
+fn with_runtime(
+    root: &TempDir,
+    release: (u32, u32),
+    n_devices: usize,
+    variables: &[(&str, &str)],
+) -> Vec<DriverFinding> {
     let seen = RuntimeSeen { release: Some(release), n_devices, knows: &|_| None };
     let variable = |name: &str| variables.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned());
     KernelDriver::read(root.path()).findings_of(&seen, &variable)

@@ -12,8 +12,9 @@ use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
 use crate::graph::{Graph, Rows, StepLimits, StepShape};
 use hint::chain;
-use kernel::choice::{Chooser, KernelRequest, NoKernel, warn_once};
+use kernel::choice::{Chooser, KernelRequest, NoKernel};
 use kernel::object::store::Progress;
+use kernel::pipeline::warn_once;
 use kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use kernel::step::StepKind;
 use kernel::template::Problem;
@@ -49,7 +50,7 @@ pub(super) fn load_all(
     };
     let (planned, (rankings, kernels)) = served(graph, candidates, chooser, limits, serve)?;
     if chooser.library().has_own_templates() {
-        let overruled = Overruled::all(graph, chooser, &Decisions::of(&planned, rankings));
+        let overruled = Overruled::all(graph, chooser, &Decisions::from_planned(&planned, rankings));
         if let Some(warning) = Overruled::warning(&overruled, chooser.target()) {
             warn_once(&warning);
         }

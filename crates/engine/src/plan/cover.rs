@@ -54,7 +54,7 @@ pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candida
             _ => ranges.push(at..at + 1),
         }
     }
-    ranges.into_iter().map(|range| Candidates::of(graph, fusions, range)).collect()
+    ranges.into_iter().map(|range| Candidates::in_range(graph, fusions, range)).collect()
 }
 
 /// Every run of nodes that one kernel may do: its label and its problem.
@@ -64,7 +64,7 @@ pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<(String, Problem)>
 }
 
 impl Candidates {
-    fn of(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
+    fn in_range(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
         let runs_at = |at: usize| fusions.iter().filter_map(|run| fused(graph, run, at..range.end)).collect();
         let singles = range.clone().map(|at| single(graph, at)).collect();
         Self { singles, runs: range.clone().map(runs_at).collect(), range }
@@ -202,8 +202,8 @@ mod tests {
     use format::Dtype;
     use model::checkpoint::Checkpoint;
     use model::checkpoint::encoding::Encoding;
-    use model::checkpoint::tensor_parallel::TpRank;
     use model::config::NamedShape;
+    use model::config::tensor_parallel::TpRank;
 
     use kernel::target::Target;
     use kernel::template::Precision;

@@ -47,11 +47,11 @@ impl Decisions {
         let candidates = cover::segments(graph, &chooser.fusions());
         let (planned, rankings) =
             buckets::served(graph, &candidates, chooser, limits, |wanted| chooser.rank_all(wanted))?;
-        Ok(Self::of(&planned, rankings))
+        Ok(Self::from_planned(&planned, rankings))
     }
 
     /// Of planned, and of the rankings for what they want.
-    pub(super) fn of(planned: &[PlannedSegment], rankings: Rankings) -> Self {
+    pub(super) fn from_planned(planned: &[PlannedSegment], rankings: Rankings) -> Self {
         let launches = planned.iter().flat_map(|segment| {
             let buckets = segment.buckets.iter();
             buckets.flat_map(move |bucket| bucket.covers.iter().map(move |cover| (segment.rows, bucket, cover)))

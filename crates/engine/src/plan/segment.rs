@@ -119,7 +119,7 @@ impl Bucket {
     /// Bytes that the hungriest of its launches needs besides the graph's tensors.
     pub(crate) fn workspace_bytes(&self) -> Result<WorkspaceBytes, ExpressionError> {
         let of = |launch: &PlannedLaunch| {
-            WorkspaceBytes::of(&launch.kernel.rendered.workspace, &scalars(self.last_row_count, &launch.scalars))
+            WorkspaceBytes::of_launch(&launch.kernel.rendered.workspace, &scalars(self.last_row_count, &launch.scalars))
         };
         self.launches.iter().try_fold(WorkspaceBytes::default(), |most, launch| Ok(most.max(of(launch)?)))
     }

@@ -21,7 +21,7 @@ pub(super) struct WorkspaceBytes {
 
 impl WorkspaceBytes {
     /// What one launch with these scalars needs.
-    pub(crate) fn of(workspace: &[ArgSpec], scalars: &BTreeMap<String, u64>) -> Result<Self, ExpressionError> {
+    pub(crate) fn of_launch(workspace: &[ArgSpec], scalars: &BTreeMap<String, u64>) -> Result<Self, ExpressionError> {
         let mut needed = Self::default();
         for spec in workspace {
             let kind = if spec.is_zeroed { &mut needed.zeroed } else { &mut needed.open };

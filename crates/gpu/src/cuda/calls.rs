@@ -22,7 +22,7 @@ impl CudaCalls {
     }
 
     fn mapped(&self) -> sys::MemoryProperties {
-        sys::MemoryProperties::of(self.context.device, sys::MemoryProperties::PINNED)
+        sys::MemoryProperties::on_device(self.context.device, sys::MemoryProperties::PINNED)
     }
 }
 
@@ -141,7 +141,7 @@ impl Calls for CudaCalls {
     }
 
     unsafe fn allow(&self, address: u64, len_bytes: usize) -> Called {
-        let access = sys::Access::of(self.context.device);
+        let access = sys::Access::from_device(self.context.device);
         // SAFETY: as above.
         self.cuda().check("cuMemSetAccess", unsafe { (self.cuda().mem_set_access)(address, len_bytes, &access, 1) })
     }

@@ -77,7 +77,7 @@ impl Chip for CudaChip {
 
     fn load(&self, device: &Arc<Device>, object: &[u8], spec: &KernelSpec) -> Result<Function, GpuError> {
         // Parsed whole: the driver reads as far as the headers lead it.
-        CodeObject::of_kernel(object, spec)?.agrees(spec, DeviceLimits::of(&self.facts))?;
+        CodeObject::of_kernel(object, spec)?.agrees(spec, DeviceLimits::from_facts(&self.facts))?;
         let function = Function::load(device, object, spec).map_err(|failed| match failed {
             LoadError::NoBinary(source) => GpuError::NoBinary {
                 entry: spec.entry.clone(),

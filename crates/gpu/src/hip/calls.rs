@@ -37,7 +37,7 @@ impl HipCalls {
     /// What is written to such memory is seen by other devices while kernels run, where the runtime knows of that.
     fn mapped(&self) -> sys::MemoryProperties {
         let kind = if self.has_uncached { sys::MEMORY_UNCACHED } else { sys::MemoryProperties::PINNED };
-        sys::MemoryProperties::of(self.ordinal, kind)
+        sys::MemoryProperties::on_device(self.ordinal, kind)
     }
 
     fn graphs(&self) -> &GraphApi {
@@ -174,7 +174,7 @@ impl Calls for HipCalls {
     }
 
     unsafe fn allow(&self, address: u64, len_bytes: usize) -> Called {
-        let (address, access) = (ptr::without_provenance_mut(address as usize), sys::Access::of(self.ordinal));
+        let (address, access) = (ptr::without_provenance_mut(address as usize), sys::Access::from_device(self.ordinal));
         // SAFETY: as above.
         self.hip.check("hipMemSetAccess", unsafe { (self.mapping()?.set_access)(address, len_bytes, &access, 1) })
     }

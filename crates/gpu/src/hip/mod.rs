@@ -70,7 +70,7 @@ impl Chip for HipChip {
         if !runs_on(&said.target, &self.facts.arch) {
             return Err(no_binary(None));
         }
-        said.agrees(spec, DeviceLimits::of(&self.facts))?;
+        said.agrees(spec, DeviceLimits::from_facts(&self.facts))?;
         Function::load(device, object, spec).map_err(|failed| match failed {
             LoadError::NoBinary(source) => no_binary(Some(source)),
             LoadError::Other(error) => error,

@@ -45,7 +45,7 @@ extern "C" fn access_watched(context: *mut Context, begin: usize, what: u32, pc:
     let access = Access { begin, len_bytes, how, pc };
     let range = recent_range(context, begin, begin.saturating_add(len_bytes as usize), pc);
     match range.filter(|range| range.watch == Watch::Lds && is_aligned(begin, what)) {
-        Some(range) if Own::of(context).is_plain_in_lds(range, access) => (),
+        Some(range) if Own::new(context).is_plain_in_lds(range, access) => (),
         Some(range) => touch_lds(context, range, access),
         None => access_any(context, access, what >> ALIGNMENT_SHIFT & MAX_ALIGNMENT),
     }
@@ -72,7 +72,7 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
         Watch::Nothing => (),
         Watch::Lds => touch_lds(context, range, access),
         Watch::Global => {
-            let own = Own::of(context);
+            let own = Own::new(context);
             own.touch_all::<false>(range, access);
             if how & IS_ATOMIC != 0 {
                 own.synchronise(begin);
@@ -84,5 +84,5 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
 /// Bytes of a variable in LDS.
 #[inline(never)]
 fn touch_lds(context: *mut Context, range: &Range, access: Access) {
-    Own::of(context).touch_all::<true>(range, access);
+    Own::new(context).touch_all::<true>(range, access);
 }

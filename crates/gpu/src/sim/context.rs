@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::access::access;
 use super::coroutine::{Coroutine, Link};
-use super::object::Entry;
+use super::object::SimEntryPoint;
 use super::order::Order;
 use super::watch::{Cell, cells};
 
@@ -276,7 +276,7 @@ pub(super) struct Context {
     /// Ranges of these by the place in the code that used them last.
     pub(crate) recent: [*const Range; 256],
     /// What a thread begins with.
-    pub entry: Entry,
+    pub entry: SimEntryPoint,
     pub args: *const *const c_void,
     /// Of the running coroutine and of who resumed the first of its wave.
     pub link: Link,

@@ -10,11 +10,11 @@ use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
 /// Runs one thread of the kernel with these arguments: pointers as they are, values by address.
-pub(super) type Entry = unsafe extern "C" fn(*const *const c_void);
+pub(super) type SimEntryPoint = unsafe extern "C" fn(*const *const c_void);
 
 /// One copy of a kernel. Its LDS is static memory, so at most one block runs on it at a time.
 pub(super) struct Object {
-    entry: Entry,
+    entry: SimEntryPoint,
     bind: unsafe extern "C" fn(*mut Context),
     /// Where the image begins.
     base: usize,
@@ -69,7 +69,7 @@ impl Object {
         // SAFETY: the ABI string says that this object was rendered by us, and every rendered object for the simulator
         // exports these symbols with these types.
         let (entry, bind, image) = unsafe {
-            let entry = loaded.library.get::<Entry>(symbol("_thread").as_bytes());
+            let entry = loaded.library.get::<SimEntryPoint>(symbol("_thread").as_bytes());
             let bind = loaded.library.get::<unsafe extern "C" fn(*mut Context)>(symbol("_bind").as_bytes());
             let image = loaded.library.get::<unsafe extern "C" fn() -> usize>(symbol("_image").as_bytes());
             let entry = *entry.map_err(|_| missing(symbol("_thread")))?;
@@ -88,7 +88,7 @@ impl Object {
         Ok(Self { entry, bind, base, lds, has_atomics, constants, lines, _library: loaded })
     }
 
-    pub(crate) fn entry(&self) -> Entry {
+    pub(crate) fn entry(&self) -> SimEntryPoint {
         self.entry
     }
 

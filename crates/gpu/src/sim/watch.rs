@@ -72,7 +72,7 @@ pub(super) struct Access {
 
 impl<'a> Own<'a> {
     #[inline(always)]
-    pub(crate) fn of(context: *mut Context) -> Self {
+    pub(crate) fn new(context: *mut Context) -> Self {
         // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as
         // the order does, and nobody else uses it while one of its threads runs; no reference to it is held.
         unsafe {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
-use super::cache::{Cache, CacheError, Entry, Folder, Limits, Lookup, Made};
+use super::cache::{Cache, CacheEntry, CacheError, CacheLimits, Folder, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
 use super::key::{Digest, KernelKey};
@@ -27,7 +27,7 @@ pub struct Store {
     turns: Turns,
     retry_failed: bool,
     /// Where each kernel of this process came from first.
-    origins: Mutex<HashMap<Digest, Origin>>,
+    origins: Mutex<HashMap<Digest, ObjectOrigin>>,
 }
 
 /// A compiled kernel, ready to be loaded.
@@ -37,14 +37,14 @@ pub struct Loaded {
     pub digest: Digest,
     /// The object's bytes, checked against the cache's digest or fresh from the compiler.
     pub object: Arc<[u8]>,
-    pub origin: Origin,
+    pub origin: ObjectOrigin,
     /// Keeps the entry from being evicted.
-    _entry: Entry,
+    _entry: CacheEntry,
 }
 
 /// Where an object came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ObjectOrigin {
     /// From the cache, perhaps because another process compiled it a moment ago.
     Cache,
     /// Compiled by this process.
@@ -141,7 +141,7 @@ impl Store {
     /// When a variable is no good, or no cache folder is known.
     pub fn from_env() -> Result<Self, StoreError> {
         let of_cache = |error| StoreError::Cache(Arc::new(error));
-        let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, Limits::from_env().map_err(of_cache)?);
+        let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, CacheLimits::from_env().map_err(of_cache)?);
         let store = Self::new(cache, CompilerOptions::default());
         match env::var_os("GPTOSS_JIT_JOBS").filter(|text| !text.is_empty()) {
             None => Ok(store),
@@ -158,13 +158,13 @@ impl Store {
         let folder = cache.folder().map(Folder::identities_folder);
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
-        let (compiler, turns) = (Compilers::new(options), Turns::of(jobs));
+        let (compiler, turns) = (Compilers::new(options), Turns::new(jobs));
         Self { cache, compiler, jobs, turns, retry_failed: false, origins: Mutex::default() }
     }
 
     /// Compiles at most so many kernels at a time.
     pub fn with_jobs(self, jobs: NonZeroUsize) -> Self {
-        Self { jobs, turns: Turns::of(jobs), ..self }
+        Self { jobs, turns: Turns::new(jobs), ..self }
     }
 
     /// Compiles again what is remembered to have failed.
@@ -186,7 +186,7 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |wanted| origins.values().filter(|origin| **origin == wanted).count();
-        Stats { from_cache: count(Origin::Cache), compiled: count(Origin::Compiled) }
+        Stats { from_cache: count(ObjectOrigin::Cache), compiled: count(ObjectOrigin::Compiled) }
     }
 
     /// The key that a request is looked up by.
@@ -251,7 +251,7 @@ impl Store {
 
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         match self.cache.get(&task.key) {
-            Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, Origin::Cache))),
+            Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, ObjectOrigin::Cache))),
             // What is not the kernel's fault is not held against it, whoever wrote it down.
             Lookup::Failed { log } if !self.retry_failed && blames_the_source(&log, task.request.compiler) => {
                 Some(Err(StoreError::FailedBefore {
@@ -311,8 +311,8 @@ impl Store {
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
-                let made = Made { object, log, label: label.clone(), compile_ms, compiler };
-                Ok(Loaded::new(self.cache.publish(&task.key, &made), Origin::Compiled))
+                let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
+                Ok(Loaded::new(self.cache.publish(&task.key, &made), ObjectOrigin::Compiled))
             }
             Err(error) => {
                 if error.is_deterministic() {
@@ -350,7 +350,7 @@ struct Turns {
 struct Turn<'a>(&'a Turns);
 
 impl Turns {
-    fn of(n: NonZeroUsize) -> Self {
+    fn new(n: NonZeroUsize) -> Self {
         Self { state: Mutex::new((n.get(), 0)), changed: Condvar::new() }
     }
 
@@ -373,7 +373,7 @@ impl Drop for Turn<'_> {
 }
 
 impl Loaded {
-    fn new(entry: Entry, origin: Origin) -> Self {
+    fn new(entry: CacheEntry, origin: ObjectOrigin) -> Self {
         Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: entry }
     }
 }
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn who_is_urgent_goes_first_though_another_waited_longer() {
-        let turns = Turns::of(NonZeroUsize::MIN);
+        let turns = Turns::new(NonZeroUsize::MIN);
         let order = Mutex::new(Vec::new());
         let go = |is_urgent| {
             let _turn = turns.take(is_urgent);

@@ -36,7 +36,7 @@ pub(super) enum Fault {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Job {
+struct RenderJob {
     root: String,
     files: BTreeMap<String, String>,
     words: BTreeMap<String, Value>,
@@ -74,7 +74,7 @@ pub(super) fn ask(
     words: &Scope,
 ) -> Result<Result<String, Fault>, BoundedError> {
     let files = files.iter().map(|file| (file.name.clone(), file.text.to_string())).collect();
-    let job = Job { root: root.name.clone(), files, words: words.known().clone() };
+    let job = RenderJob { root: root.name.clone(), files, words: words.known().clone() };
     let answer = bounded_process::run(program, COMMAND, &serde_json::to_vec(&job).expect("texts and numbers"))?;
     let nonsense = |error: serde_json::Error| {
         let message = format!("the process that renders it answered nonsense ({error})");
@@ -100,7 +100,7 @@ pub(crate) fn render_worker() -> io::Result<()> {
     })
 }
 
-fn render(job: &Job) -> Result<String, Fault> {
+fn render(job: &RenderJob) -> Result<String, Fault> {
     let mut environment = environment();
     for (name, text) in &job.files {
         environment.add_template_owned(name.clone(), compiled_text(name, text)).map_err(|error| fault(&error))?;

@@ -303,7 +303,7 @@ impl Contract {
             work,
             tests: table.tests.iter().flat_map(|test| test.get_ref().shapes()).collect(),
         };
-        let signature = Signature::of(&[Arc::new(contract.clone())]).expect("one op has nothing to be joined with");
+        let signature = Signature::join(&[Arc::new(contract.clone())]).expect("one op has nothing to be joined with");
         table.tests.iter().try_for_each(|test| check_test(&signature, &toml, test))?;
         Ok(contract)
     }

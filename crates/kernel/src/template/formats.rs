@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use super::contract::{Access, Arg, ArgDtype};
 use super::library_error::LibraryError;
 use expression::Expression;
+use format::BlockFormat;
 use format::Dtype;
-use format::Format;
 
 /// The arguments that a declared one stands for: itself or, where it is only read and its type may be a format with
 /// blocks, its codes, in rows of whole blocks, and every parameter that any of the formats has.
@@ -18,7 +18,7 @@ pub(super) fn expanded(arg: Arg, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Resul
     let (ArgDtype::Named(variable), Some(shape), Access::Read) = (&arg.dtype, &arg.shape, arg.access) else {
         return Ok(vec![arg]);
     };
-    let formats: Vec<&Format> = dtypes[variable].iter().filter_map(|dtype| dtype.format()).collect();
+    let formats: Vec<&BlockFormat> = dtypes[variable].iter().filter_map(|dtype| dtype.format()).collect();
     if formats.is_empty() {
         return Ok(vec![arg]);
     }
@@ -32,7 +32,7 @@ pub(super) fn expanded(arg: Arg, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Resul
         });
     }
     let variable = Variable(variable);
-    let filled = |length: &str, format: &Format| match format.block[1] {
+    let filled = |length: &str, format: &BlockFormat| match format.block[1] {
         1 => length.to_owned(),
         columns => format!("{columns} * ceil_div({length}, {columns})"),
     };
@@ -46,9 +46,9 @@ pub(super) fn expanded(arg: Arg, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Resul
         if args.iter().any(|arg| arg.name == name) {
             continue; // of another format, too
         }
-        let having: Vec<&Format> =
+        let having: Vec<&BlockFormat> =
             formats.iter().copied().filter(|format| format.parameter(parameter.name).is_some()).collect();
-        let blocks = |i: usize, length: &str, format: &Format| match format.block.iter().rev().nth(i) {
+        let blocks = |i: usize, length: &str, format: &BlockFormat| match format.block.iter().rev().nth(i) {
             Some(&n) if n > 1 => format!("ceil_div({length}, {n})"),
             _ => length.to_owned(),
         };
@@ -82,15 +82,15 @@ struct Variable<'a>(&'a str);
 
 impl Variable<'_> {
     /// `weight in ['q8_0', 'q4_1']`
-    fn is_one_of(&self, formats: &[&Format]) -> String {
+    fn is_one_of(&self, formats: &[&BlockFormat]) -> String {
         let names: Vec<String> = formats.iter().map(|format| format!("'{}'", format.dtype)).collect();
         format!("{} in [{}]", self.0, names.join(", "))
     }
 
     /// An expression that is another one in each format, and `otherwise` where it is none of them. Without that it is
     /// one of them.
-    fn choice(&self, formats: &[&Format], of: impl Fn(&Format) -> String, otherwise: Option<&str>) -> String {
-        let mut choices: Vec<(String, Vec<&Format>)> = Vec::new();
+    fn choice(&self, formats: &[&BlockFormat], of: impl Fn(&BlockFormat) -> String, otherwise: Option<&str>) -> String {
+        let mut choices: Vec<(String, Vec<&BlockFormat>)> = Vec::new();
         for &format in formats {
             let text = of(format);
             match choices.iter_mut().find(|(other, _)| *other == text) {
@@ -103,8 +103,9 @@ impl Variable<'_> {
             Some(text) => text.to_owned(),
             None => choices.pop().expect("there is a format").0,
         };
-        let choose =
-            |rest, (text, having): &(String, Vec<&Format>)| format!("{text} if {} else {rest}", self.is_one_of(having));
+        let choose = |rest, (text, having): &(String, Vec<&BlockFormat>)| {
+            format!("{text} if {} else {rest}", self.is_one_of(having))
+        };
         choices.iter().rev().fold(last, choose)
     }
 }

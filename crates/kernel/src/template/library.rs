@@ -336,7 +336,7 @@ impl Library {
             None => Err(self.unusable.get(&format!("{op}/op.toml")).cloned().unwrap_or_else(|| self.no_contract(op))),
         };
         let contracts: Vec<Arc<Contract>> = entry.folder.split('+').map(contract).collect::<Result<_, _>>()?;
-        let mut signature = Signature::of(&contracts)?;
+        let mut signature = Signature::join(&contracts)?;
         if let Some(tests) = self.files.get(&format!("{}/tests.toml", entry.folder)) {
             signature.own_tests = Some(contract::run_tests(&signature, tests)?);
         }

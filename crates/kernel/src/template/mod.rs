@@ -24,7 +24,7 @@ mod names;
 pub mod origins;
 mod overlay;
 pub mod params;
-mod problem;
+pub(crate) mod problem;
 pub mod render;
 pub mod signature;
 mod uses;

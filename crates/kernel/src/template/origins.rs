@@ -28,7 +28,7 @@ pub struct Origins(Vec<Place>);
 
 impl Origins {
     /// Of a kernel that was rendered of these; none where it cannot be told for sure.
-    pub fn of(
+    pub fn trace(
         library: &Library,
         template: &Template,
         problem: &Problem,
@@ -204,7 +204,7 @@ mod tests {
         };
         let target = Target::named("gfx1100").unwrap();
         let rendered = render(&library, template, &problem, &Params::new(), &target).unwrap();
-        let origins = Origins::of(&library, template, &problem, &rendered.params, &target, &rendered).unwrap();
+        let origins = Origins::trace(&library, template, &problem, &rendered.params, &target, &rendered).unwrap();
         let number = |text: &str, words: &str| 1 + text.lines().position(|line| line.contains(words)).unwrap();
         let line = number(&rendered.source, "accum squares = 0");
         let told = origins.of_errors(&format!("kernel.hip:{line}:3: error: no"));

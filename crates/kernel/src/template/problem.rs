@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 use format::Dtype;
 
@@ -68,6 +69,22 @@ impl Problem {
         let (ops, dtypes, keeps) = (vec![op.to_owned()], BTreeMap::new(), BTreeSet::new());
         Self { ops, dims, constants, flags, dtypes, precision, keeps }
     }
+
+    /// SHA-256 of everything that a rendered kernel may depend on, in hex: two problems with one are the same.
+    pub fn identity(&self) -> String {
+        let Self { ops, dims, constants, flags, dtypes, precision, keeps } = self;
+        let mut text = format!("ops {ops:?}\nprecision {precision}\nkeeps {keeps:?}\n");
+        text.extend(dims.iter().map(|(name, value)| format!("dim {name} {value}\n")));
+        text.extend(constants.iter().map(|(name, value)| format!("constant {name} {:08x}\n", value.to_bits())));
+        text.extend(flags.iter().map(|(name, value)| format!("flag {name} {value}\n")));
+        text.extend(dtypes.iter().map(|(name, dtype)| format!("dtype {name} {dtype}\n")));
+        sha256_hex(text.as_bytes())
+    }
+}
+
+/// SHA-256 of some bytes, in hex, as tables have it.
+pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Tuned parameters of a template, by name.

@@ -75,7 +75,7 @@ impl Signature {
     ///
     /// # Panics
     /// If there is no contract.
-    pub fn of(contracts: &[Arc<Contract>]) -> Result<Self, LibraryError> {
+    pub fn join(contracts: &[Arc<Contract>]) -> Result<Self, LibraryError> {
         let mut signature = Self::single(&contracts[0]);
         for next in &contracts[1..] {
             signature.append(next)?;
@@ -379,7 +379,7 @@ mod tests {
     fn a_type_of_absent_arguments_alone_is_not_part_of_a_problem() {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let contract = Arc::clone(library.contract("attention").expect("built in"));
-        let signature = Signature::of(&[contract]).expect("one op");
+        let signature = Signature::join(&[contract]).expect("one op");
         let problem = |has_sinks: bool, dtypes: &[&str]| Problem {
             dims: signature.dims.iter().map(|name| (name.clone(), 8)).collect(),
             flags: [("has_sinks", has_sinks), ("matrix_layout", true)].map(|(name, flag)| (name.into(), flag)).into(),
@@ -403,7 +403,7 @@ mod tests {
     fn what_the_next_op_changes_in_place_is_an_output_and_cannot_be_kept() {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let contracts = ["rmsnorm", "linear", "rope_kv"].map(|op| Arc::clone(library.contract(op).expect("built in")));
-        let mut signature = Signature::of(&contracts).expect("they can be fused");
+        let mut signature = Signature::join(&contracts).expect("they can be fused");
         assert!(signature.args.iter().all(|arg| arg.name != "y"));
         let qkv = signature.args.iter().find(|arg| arg.name == "qkv").expect("an output");
         assert_eq!(qkv.access, Access::Write);

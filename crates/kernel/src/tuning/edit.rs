@@ -12,7 +12,7 @@ use std::{fs, io};
 use toml_edit::{DocumentMut, Item, Value};
 
 use super::TuningError;
-use super::table::{Fact, Facts, Provenance, Row, Table, Tokens};
+use super::table::{Fact, Facts, Provenance, Table, Tokens, TuningRow};
 use crate::step::StepKind;
 use system::new_file::NewFile;
 
@@ -219,7 +219,7 @@ pub fn write(path: &Path, text: &str) -> Result<(), TuningError> {
 }
 
 /// What no new row covers of an old one.
-fn left(row: &Row, new: &[NewRow]) -> Vec<Tokens> {
+fn left(row: &TuningRow, new: &[NewRow]) -> Vec<Tokens> {
     let mut left = vec![row.tokens];
     for other in new.iter().filter(|other| other.is_like(row)) {
         left = left.into_iter().flat_map(|tokens| tokens.without(other.tokens)).collect();
@@ -260,7 +260,7 @@ impl NewRow {
     }
 
     /// Whether an old row is for the same, but for the number of tokens.
-    fn is_like(&self, row: &Row) -> bool {
+    fn is_like(&self, row: &TuningRow) -> bool {
         self.op == row.op && self.facts == row.facts && self.step == row.step
     }
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::Query;
-use super::table::{Fact, Row};
+use super::table::{Fact, TuningRow};
 use crate::step::StepKind;
 
 /// What rows want: the op, the names of what must be equal, and the kind of step.
@@ -23,7 +23,7 @@ pub(super) struct Index {
 
 impl Index {
     /// Of rows, unless two apply at once: these two and the fewest tokens at which they do.
-    pub(crate) fn new(rows: &[Row]) -> Result<Self, (usize, usize, u32)> {
+    pub(crate) fn new(rows: &[TuningRow]) -> Result<Self, (usize, usize, u32)> {
         let mut index = Self::default();
         for (i, row) in rows.iter().enumerate() {
             if let Some((other, tokens)) = index.overlap(rows, row) {
@@ -36,7 +36,13 @@ impl Index {
     }
 
     /// The rows that apply at so many tokens, or at some number of them, in the order of the table.
-    pub(crate) fn applying(&self, rows: &[Row], query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<usize> {
+    pub(crate) fn applying(
+        &self,
+        rows: &[TuningRow],
+        query: &Query,
+        step: StepKind,
+        n_tokens: Option<u32>,
+    ) -> Vec<usize> {
         let of_op =
             self.rows.iter().filter(|((op, _, wanted), _)| *op == query.op && wanted.is_none_or(|own| own == step));
         let alike = of_op.filter_map(|((_, names, _), by_values)| {
@@ -56,7 +62,7 @@ impl Index {
 
     /// A row that applies at once with this one, and at how many tokens. Rows that want other values of the same names
     /// never do, and need not be looked at.
-    fn overlap(&self, rows: &[Row], row: &Row) -> Option<(usize, u32)> {
+    fn overlap(&self, rows: &[TuningRow], row: &TuningRow) -> Option<(usize, u32)> {
         let values: Vec<Fact> = row.facts.values().cloned().collect();
         let wants = wants(row);
         let of_op = self.rows.iter().filter(|(other, _)| can_clash(other, &wants));
@@ -74,7 +80,7 @@ impl Index {
     }
 }
 
-fn wants(row: &Row) -> Wants {
+fn wants(row: &TuningRow) -> Wants {
     (row.op.clone(), row.facts.keys().cloned().collect(), row.step)
 }
 
@@ -94,7 +100,7 @@ fn can_clash(one: &Wants, other: &Wants) -> bool {
 mod tests {
     use super::super::table::Table;
     use super::super::{Query, TuningError};
-    use super::{Fact, Row};
+    use super::{Fact, TuningRow};
     use crate::step::StepKind;
 
     const HAND: &str = "[provenance.hand]\nkind = \"hand\"\ndate = \"2026-11-20\"\nmethod = \"judgement\"\n";
@@ -182,7 +188,7 @@ mod tests {
             let query = Query { op: op.to_owned(), facts };
             for (n_tokens, step) in (0..=14).flat_map(|n| StepKind::ALL.map(|step| (n, step))) {
                 let n_tokens = (n_tokens > 0).then_some(n_tokens);
-                let is_at = |row: &Row| n_tokens.is_none_or(|n_tokens| row.tokens.contains(n_tokens));
+                let is_at = |row: &TuningRow| n_tokens.is_none_or(|n_tokens| row.tokens.contains(n_tokens));
                 let mut expected: Vec<usize> = table
                     .rows()
                     .iter()

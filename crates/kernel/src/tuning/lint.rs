@@ -1,6 +1,6 @@
 //! What is no error in tables and yet deserves a look.
 
-use super::table::{Gap, ProvenanceKind, Row, Table, Tokens};
+use super::table::{Gap, ProvenanceKind, Table, Tokens, TuningRow};
 use super::{HeldTable, TuningTables};
 use crate::step::StepKind;
 use crate::target::Target;
@@ -10,7 +10,7 @@ const NOISE: f64 = 0.02;
 
 /// A row or a file, and what is about it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Finding {
+pub struct LintFinding {
     pub kind: FindingKind,
     /// `file:line`.
     pub place: String,
@@ -47,17 +47,17 @@ impl FindingKind {
 
 impl TuningTables {
     /// Everything about the tables that concern these targets.
-    pub fn findings(&self, targets: &[Target]) -> Vec<Finding> {
+    pub fn findings(&self, targets: &[Target]) -> Vec<LintFinding> {
         let concerns = |name: &String| targets.iter().any(|target| target.families().contains(name));
         let placed = |kind: FindingKind, line: String| match line.split_once(": ") {
-            Some((place, text)) => Finding { kind, place: place.to_owned(), text: text.to_owned() },
-            None => Finding { kind, place: String::new(), text: line },
+            Some((place, text)) => LintFinding { kind, place: place.to_owned(), text: text.to_owned() },
+            None => LintFinding { kind, place: String::new(), text: line },
         };
         let broken = self.broken.iter().filter(|(name, _)| concerns(name));
-        let mut findings: Vec<Finding> =
+        let mut findings: Vec<LintFinding> =
             broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
         findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
-        let mut seen: Vec<(&Row, bool, Option<String>)> = Vec::new();
+        let mut seen: Vec<(&TuningRow, bool, Option<String>)> = Vec::new();
         for target in targets {
             let order = self.in_order(target);
             for (i, row) in order.iter().enumerate() {
@@ -77,9 +77,9 @@ impl TuningTables {
             let place = row.place.clone();
             if !is_reached {
                 let text = format!("other rows for `{}` stand before it at all {} tokens", row.op, row.tokens);
-                findings.push(Finding { kind: FindingKind::Unreachable, place, text });
+                findings.push(LintFinding { kind: FindingKind::Unreachable, place, text });
             } else if let Some(text) = beaten {
-                findings.push(Finding { kind: FindingKind::Dominated, place, text });
+                findings.push(LintFinding { kind: FindingKind::Dominated, place, text });
             }
         }
         findings
@@ -111,13 +111,13 @@ impl TuningTables {
     }
 
     /// The rows that concern a target, those that are looked at first before the others.
-    fn in_order(&self, target: &Target) -> Vec<&Row> {
+    fn in_order(&self, target: &Target) -> Vec<&TuningRow> {
         let families = target.families();
         let mut order = Vec::new();
         for layer in &self.layers {
             for name in &families {
                 let tables = layer.iter().filter(|table| table.name == *name);
-                let mut rows: Vec<&Row> = tables.flat_map(|table| table.rows()).collect();
+                let mut rows: Vec<&TuningRow> = tables.flat_map(|table| table.rows()).collect();
                 rows.sort_by_key(|row| std::cmp::Reverse(row.facts.len() + usize::from(row.step.is_some())));
                 order.extend(rows);
             }
@@ -126,7 +126,7 @@ impl TuningTables {
     }
 
     /// Why the tables would be as good or better without a row, by those that stand behind it.
-    fn beaten(&self, row: &Row, behind: &[&Row]) -> Option<String> {
+    fn beaten(&self, row: &TuningRow, behind: &[&TuningRow]) -> Option<String> {
         // What says the same takes its place only where no other row would.
         let mut is_next = true;
         for other in behind {
@@ -144,11 +144,12 @@ impl TuningTables {
     }
 
     /// Whether a row that stands behind another one was measured to be faster.
-    fn is_faster(&self, behind: &Row, row: &Row) -> Option<String> {
+    fn is_faster(&self, behind: &TuningRow, row: &TuningRow) -> Option<String> {
         if !is_for_all_of(behind, row) {
             return None;
         }
-        let is_measured = |row: &Row| self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
+        let is_measured =
+            |row: &TuningRow| self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
         let same_device = self.provenance(row)?.device == self.provenance(behind)?.device;
         let same_problem = row.facts == behind.facts || (row.problem.is_some() && row.problem == behind.problem);
         let same_rows = row.timed_at.is_some() && row.timed_at == behind.timed_at;
@@ -160,22 +161,22 @@ impl TuningTables {
 }
 
 /// Whether a row applies wherever another one does.
-fn is_for_all_of(row: &Row, other: &Row) -> bool {
+fn is_for_all_of(row: &TuningRow, other: &TuningRow) -> bool {
     covers(row, other) && other.tokens.without(row.tokens).is_empty()
 }
 
 /// Whether there are steps for which both are.
-fn meets(row: &Row, other: &Row) -> bool {
+fn meets(row: &TuningRow, other: &TuningRow) -> bool {
     row.step.is_none_or(|step| other.step.is_none_or(|other| other == step))
 }
 
 /// Whether a row applies wherever another one does, but for the number of tokens.
-fn covers(row: &Row, other: &Row) -> bool {
+fn covers(row: &TuningRow, other: &TuningRow) -> bool {
     row.step.is_none_or(|step| other.step == Some(step)) && wants_no_more(row, other)
 }
 
 /// Whether rows are for all that a gap leaves out.
-fn is_filled<'a>(gap: &Gap<'_>, rows: impl Iterator<Item = &'a Row> + Clone) -> bool {
+fn is_filled<'a>(gap: &Gap<'_>, rows: impl Iterator<Item = &'a TuningRow> + Clone) -> bool {
     StepKind::ALL.into_iter().filter(|step| gap.step.is_none_or(|own| own == *step)).all(|step| {
         let mut left = vec![gap.tokens];
         for row in rows.clone().filter(|row| row.step.is_none_or(|own| own == step) && wants_no_more(row, gap.row)) {
@@ -186,13 +187,13 @@ fn is_filled<'a>(gap: &Gap<'_>, rows: impl Iterator<Item = &'a Row> + Clone) -> 
 }
 
 /// Whether it is for the same op and wants nothing of the problem that another row does not want too.
-fn wants_no_more(row: &Row, other: &Row) -> bool {
+fn wants_no_more(row: &TuningRow, other: &TuningRow) -> bool {
     let has = |(name, fact): (&String, _)| other.facts.get(name) == Some(fact);
     row.op == other.op && row.facts.iter().all(has)
 }
 
 /// Whether a row is ever the first that applies: at some number of tokens, in some kind of step, no earlier one does.
-fn is_reached(row: &Row, earlier: &[&Row]) -> bool {
+fn is_reached(row: &TuningRow, earlier: &[&TuningRow]) -> bool {
     StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step)).any(|step| {
         let mut left: Vec<Tokens> = vec![row.tokens];
         for other in earlier.iter().filter(|other| other.step.is_none_or(|own| own == step)) {
@@ -326,7 +327,7 @@ mod tests {
         let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
         let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
         assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
-        let says = |row: &Row| {
+        let says = |row: &TuningRow| {
             format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
         };
         let amd: Vec<(&str, BTreeSet<String>)> = tables.layers[0]

@@ -17,7 +17,7 @@ use std::{fs, io};
 use crate::step::StepKind;
 use crate::target::{self, Target, TargetError, TargetFacts};
 use hint::Hint;
-use table::{Facts, Provenance, Row, Table};
+use table::{Facts, Provenance, Table, TuningRow};
 
 /// Every table, in the order of the lookup.
 #[derive(Clone, Debug, Default)]
@@ -107,6 +107,20 @@ pub enum TuningError {
     },
 }
 
+/// One line for all stale rows, by their files; `None` where there is none.
+pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {
+    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
+    let mut files: BTreeMap<&str, usize> = BTreeMap::new();
+    for place in places {
+        *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;
+    }
+    let count = |(file, n): (&&str, &usize)| format!("{n} {} of {file}", if *n == 1 { "row" } else { "rows" });
+    let counts = files.iter().map(count).collect::<Vec<_>>().join(", ");
+    let n: usize = files.values().sum();
+    let (is, device) = (if n == 1 { "is" } else { "are" }, target.device_name());
+    (n > 0).then(|| format!("{counts} {is} stale: gptoss-jit tune --stale --device {device}"))
+}
+
 impl Hint for TuningError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -161,7 +175,7 @@ impl TuningTables {
     }
 
     /// The rows of the tables that concern a target.
-    pub fn rows_for<'a>(&'a self, target: &Target) -> impl Iterator<Item = &'a Row> + use<'a> {
+    pub fn rows_for<'a>(&'a self, target: &Target) -> impl Iterator<Item = &'a TuningRow> + use<'a> {
         let families = target.families();
         let tables = self.layers.iter().flatten().filter(move |table| families.contains(&table.name));
         tables.flat_map(|table| table.rows())
@@ -209,7 +223,7 @@ impl TuningTables {
     }
 
     /// The row that applies in a step of this kind, or none: then the templates' priorities and defaults decide.
-    pub fn lookup(&self, query: &Query, n_tokens: u32, step: StepKind, target: &Target) -> Option<&Row> {
+    pub fn lookup(&self, query: &Query, n_tokens: u32, step: StepKind, target: &Target) -> Option<&TuningRow> {
         self.applying(query, n_tokens, step, target).next()
     }
 
@@ -220,12 +234,12 @@ impl TuningTables {
         n_tokens: u32,
         step: StepKind,
         target: &Target,
-    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+    ) -> impl Iterator<Item = &'a TuningRow> + use<'a, 'q> {
         self.rows(query, step, target, Some(n_tokens))
     }
 
     /// Where a row's numbers come from.
-    pub fn provenance(&self, row: &Row) -> Option<&Provenance> {
+    pub fn provenance(&self, row: &TuningRow) -> Option<&Provenance> {
         let mut tables = self.layers.iter().flatten();
         tables.find(|table| table.rows().iter().any(|own| own.place == row.place))?.provenance.get(&row.provenance)
     }
@@ -279,7 +293,7 @@ impl TuningTables {
         target: &Target,
     ) -> impl Iterator<Item = &'a BTreeMap<String, u32>> + use<'a> {
         let rows = self.rows_for(target).filter(|row| row.template == template);
-        let is_of_types = |row: &&Row| row.op == query.op && row.asks_for_types_of(&query.facts);
+        let is_of_types = |row: &&TuningRow| row.op == query.op && row.asks_for_types_of(&query.facts);
         rows.filter(is_of_types).map(|row| &row.params).collect::<Vec<_>>().into_iter()
     }
 
@@ -297,7 +311,7 @@ impl TuningTables {
         step: StepKind,
         target: &Target,
         n_tokens: Option<u32>,
-    ) -> impl Iterator<Item = &'a Row> + use<'a, 'q> {
+    ) -> impl Iterator<Item = &'a TuningRow> + use<'a, 'q> {
         let families = target.families();
         self.layers
             .iter()

@@ -37,13 +37,13 @@ pub struct Table {
     /// Where the rows' numbers come from.
     pub(crate) provenance: BTreeMap<String, Provenance>,
     /// In the order of the file. No two apply at once.
-    rows: Vec<Row>,
+    rows: Vec<TuningRow>,
     index: Index,
 }
 
 /// For an op, some shapes and some numbers of tokens: a template and its parameters.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct TuningRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub(crate) facts: Facts,
@@ -240,14 +240,14 @@ impl Table {
             line: line(error.span().map_or(0, |span| span.start)),
             message: error.message().trim().to_owned(),
         })?;
-        let rows: Vec<Row> =
-            table.rows.iter().map(|row| Row::new(row.get_ref().clone(), file, line(row.span().start))).collect();
+        let rows: Vec<TuningRow> =
+            table.rows.iter().map(|row| TuningRow::new(row.get_ref().clone(), file, line(row.span().start))).collect();
         let index = indexed(file, &table.provenance, &rows)?;
         Ok(Self { name: name.to_owned(), target: table.target, provenance: table.provenance, rows, index })
     }
 
     /// In the order of the file. No two apply at once.
-    pub fn rows(&self) -> &[Row] {
+    pub fn rows(&self) -> &[TuningRow] {
         &self.rows
     }
 
@@ -257,9 +257,9 @@ impl Table {
     }
 
     /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
-    pub(crate) fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&Row> {
+    pub(crate) fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&TuningRow> {
         let places = self.index.applying(&self.rows, query, step, n_tokens);
-        let mut rows: Vec<&Row> = places.into_iter().map(|i| &self.rows[i]).collect();
+        let mut rows: Vec<&TuningRow> = places.into_iter().map(|i| &self.rows[i]).collect();
         rows.sort_by_key(|row| std::cmp::Reverse(row.n_wants()));
         rows
     }
@@ -268,20 +268,21 @@ impl Table {
     /// are not fused; so may rows behind which others of the file stand.
     pub(super) fn gaps(&self) -> Vec<Gap<'_>> {
         let mut gaps = Vec::new();
-        let mut seen: Vec<&Row> = Vec::new();
+        let mut seen: Vec<&TuningRow> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.op.contains('+')) {
             if seen.iter().any(|other| other.op == row.op && other.facts == row.facts) || self.falls_back(row) {
                 continue;
             }
             seen.push(row);
-            let mut group: Vec<&Row> = self.rows.iter().filter(|r| r.op == row.op && r.facts == row.facts).collect();
+            let mut group: Vec<&TuningRow> =
+                self.rows.iter().filter(|r| r.op == row.op && r.facts == row.facts).collect();
             group.sort_by_key(|row| row.tokens.first);
             if group.iter().all(|row| row.step.is_none()) {
                 gaps.extend(gaps_of(&group, 1, None));
                 continue;
             }
             for step in StepKind::ALL {
-                let of_step: Vec<&Row> = group.iter().copied().filter(|row| row.is_for(step)).collect();
+                let of_step: Vec<&TuningRow> = group.iter().copied().filter(|row| row.is_for(step)).collect();
                 match of_step.as_slice() {
                     [] => gaps.push(Gap {
                         row,
@@ -296,13 +297,13 @@ impl Table {
     }
 
     /// Whether other rows of the file stand behind it, which want less.
-    fn falls_back(&self, row: &Row) -> bool {
+    fn falls_back(&self, row: &TuningRow) -> bool {
         self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
     }
 }
 
 /// The rows by what they want, if each says where its numbers come from and no two apply at once.
-fn indexed(file: &str, provenance: &BTreeMap<String, Provenance>, rows: &[Row]) -> Result<Index, TuningError> {
+fn indexed(file: &str, provenance: &BTreeMap<String, Provenance>, rows: &[TuningRow]) -> Result<Index, TuningError> {
     let file = || file.to_owned();
     if let Some(row) = rows.iter().find(|row| !provenance.contains_key(&row.provenance)) {
         let known = provenance.keys().cloned().collect();
@@ -314,7 +315,7 @@ fn indexed(file: &str, provenance: &BTreeMap<String, Provenance>, rows: &[Row]) 
     })
 }
 
-impl Row {
+impl TuningRow {
     fn new(row: RowFile, file: &str, line: usize) -> Self {
         Self {
             op: match row.op {
@@ -383,7 +384,7 @@ impl Row {
 /// Numbers of tokens that the rows of a `where` leave out.
 pub(super) struct Gap<'a> {
     /// The row before or behind it.
-    pub(crate) row: &'a Row,
+    pub(crate) row: &'a TuningRow,
     pub(crate) tokens: Tokens,
     /// In steps of this kind, where that matters to the rows.
     pub(crate) step: Option<StepKind>,
@@ -405,7 +406,7 @@ impl fmt::Display for Gap<'_> {
 }
 
 /// Numbers of tokens from `fewest` on that rows in the order of their numbers leave out.
-fn gaps_of<'a>(group: &[&'a Row], fewest: u32, step: Option<StepKind>) -> Vec<Gap<'a>> {
+fn gaps_of<'a>(group: &[&'a TuningRow], fewest: u32, step: Option<StepKind>) -> Vec<Gap<'a>> {
     let mut gaps = Vec::new();
     let mut next = Some(fewest);
     for &row in group {

@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::encoding::{Encoding, Part};
+use super::encoding::{Encoding, TensorInfo};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
-use super::rearranged::{Order, Piece, Rearranged, Step};
+use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::{Codec, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
@@ -22,8 +22,8 @@ use expression::Scope;
 use format::Dtype;
 
 /// How a kind of files lays out tensors; how it names them, the family says.
-pub(super) struct Format {
-    names: family::Format,
+pub(super) struct FileLayout {
+    names: family::NamingScheme,
     /// What precedes a layer's number in its tensors' names; a dot follows it.
     layer_prefix: &'static str,
     mxfp4: Mxfp4,
@@ -38,21 +38,22 @@ enum Mxfp4 {
 }
 
 /// Hugging Face's transformers.
-pub(super) const HUGGING_FACE: Format = Format {
-    names: family::Format::HuggingFace,
+pub(super) const HUGGING_FACE: FileLayout = FileLayout {
+    names: family::NamingScheme::HuggingFace,
     layer_prefix: "model.layers.",
     mxfp4: Mxfp4::Apart { codes: "_blocks", scales: "_scales" },
 };
 
 /// OpenAI's original checkpoints, whose names are ours.
-pub(super) const OPENAI: Format = Format {
-    names: family::Format::OpenAi,
+pub(super) const OPENAI: FileLayout = FileLayout {
+    names: family::NamingScheme::OpenAi,
     layer_prefix: "block.",
     mxfp4: Mxfp4::Apart { codes: ".blocks", scales: ".scales" },
 };
 
 /// GGUF files, as llama.cpp's converter writes them.
-pub(super) const GGUF: Format = Format { names: family::Format::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
+pub(super) const GGUF: FileLayout =
+    FileLayout { names: family::NamingScheme::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
 
 /// A tensor of the model made of numbers, whose type is not decided yet.
 struct PlannedTensor {
@@ -61,7 +62,7 @@ struct PlannedTensor {
     pieces: Vec<StoredTensor>,
     /// Rows of a head of each piece whose rows are in pairs.
     pairs: Vec<Option<usize>>,
-    order: Order,
+    order: ElementOrder,
     is_expert: bool,
 }
 
@@ -71,7 +72,7 @@ struct PlannedTensor {
 /// All tensors that are missing, left over, or not of the expected shape and type.
 pub(super) fn assemble(
     mut inventory: Inventory,
-    format: &Format,
+    format: &FileLayout,
     config: &ModelConfig,
 ) -> Result<BTreeMap<String, Tensor>, Mismatches> {
     let mut taking = Taking {
@@ -98,7 +99,7 @@ pub(super) fn assemble(
 
 /// The assembly under way.
 struct Taking<'a> {
-    format: &'a Format,
+    format: &'a FileLayout,
     dims: Arc<Scope>,
     has_mxfp4: bool,
     planned: Vec<PlannedTensor>,
@@ -110,7 +111,7 @@ impl Taking<'_> {
     fn group(&mut self, inventory: &mut Inventory, group: &Group, l: usize) {
         let is_expert = group.tensor.is_expert;
         if is_expert && self.has_mxfp4 {
-            let parts: [Part; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
+            let parts: [TensorInfo; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
             let tensors = match self.format.mxfp4 {
                 Mxfp4::Apart { codes, scales } => self.apart(inventory, group, l, parts, [codes, scales]),
                 Mxfp4::Blocks => self.blocks(inventory, group, l, parts),
@@ -123,9 +124,9 @@ impl Taking<'_> {
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
         let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
         let order = match (group.tensor.spelled(self.format.names), group.tensor.stack()) {
-            (Spelled::Stacked(_), Some(Stack::InTurn)) => Order::Interleaved,
-            (Spelled::Same(_) | Spelled::Stacked(_), _) => Order::Concatenated,
-            (Spelled::Transposed(_), _) => Order::Transposed { n_rows: group.shape[group.shape.len() - 2] },
+            (Spelled::Stacked(_), Some(Stack::InTurn)) => ElementOrder::Interleaved,
+            (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
+            (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
         };
         self.planned.push(PlannedTensor {
             name: group.name_in(l),
@@ -152,7 +153,7 @@ impl Taking<'_> {
         inventory: &mut Inventory,
         group: &Group,
         l: usize,
-        parts: [Part; 2],
+        parts: [TensorInfo; 2],
         suffixes: [&str; 2],
     ) -> [Option<Tensor>; 2] {
         let (Spelled::Same(name) | Spelled::Transposed(name)) = group.tensor.spelled(self.format.names) else {
@@ -162,7 +163,7 @@ impl Taking<'_> {
         let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
-        let mut take = |part: Part, suffix: &str, shape: &[usize]| {
+        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize]| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
             let taken = inventory.take(stored, shape, Form::Byte)?;
             Some(Tensor {
@@ -177,27 +178,35 @@ impl Taking<'_> {
     }
 
     /// Codes and scales out of blocks that hold both.
-    fn blocks(&self, inventory: &mut Inventory, group: &Group, l: usize, parts: [Part; 2]) -> [Option<Tensor>; 2] {
+    fn blocks(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        parts: [TensorInfo; 2],
+    ) -> [Option<Tensor>; 2] {
         let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
-        let order = if pieces.len() == 1 { Order::Concatenated } else { Order::Interleaved };
+        let order = if pieces.len() == 1 { ElementOrder::Concatenated } else { ElementOrder::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
         let [codes, scales] = parts;
-        [(codes, Step::Codes(format)), (scales, Step::Parameter(format, 0))].map(|(part, step)| {
-            let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
-            let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
-            Some(Tensor {
-                name: part.name_in(l),
-                dtype: part.dtype,
-                elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
-                shape: part.shape,
-                file_offset,
-            })
-        })
+        [(codes, ElementConversion::Codes(format)), (scales, ElementConversion::Parameter(format, 0))].map(
+            |(part, step)| {
+                let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
+                let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
+                Some(Tensor {
+                    name: part.name_in(l),
+                    dtype: part.dtype,
+                    elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
+                    shape: part.shape,
+                    file_offset,
+                })
+            },
+        )
     }
 }
 
-impl Format {
+impl FileLayout {
     fn name_in(&self, name: &str, group: &Group, l: usize) -> String {
         if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
     }
@@ -239,7 +248,7 @@ impl PlannedTensor {
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
             [only]
-                if order == Order::Concatenated
+                if order == ElementOrder::Concatenated
                     && pairs == [None]
                     && only.number().and_then(Number::dtype) == Some(dtype) =>
             {
@@ -254,18 +263,18 @@ impl PlannedTensor {
 fn rearranged(
     pieces: Vec<StoredTensor>,
     pairs: &[Option<usize>],
-    order: Order,
+    order: ElementOrder,
     dtype: Dtype,
     shape: &[usize],
 ) -> Rearranged {
     let row_len = match order {
-        Order::Concatenated | Order::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
-        Order::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
+        ElementOrder::Concatenated | ElementOrder::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
+        ElementOrder::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
     let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: Step::Convert { from, to: dtype }, pairs: *pairs }
+        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs }
     };
     Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
 }

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 
-use super::layout::{Decided, Finding, Layout};
-use super::rearranged::{Order, Piece, Rearranged, Step};
+use super::layout::{Decided, Layout, LayoutFinding};
+use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::Number;
 use super::tensors::{EMBEDDING, GATE_WEIGHT, MLP2_WEIGHT, UNEMBEDDING, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
+use super::{Checkpoint, CheckpointError, CheckpointOrigin, Elements, Tensor};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::family::Dim;
 use crate::family::known::{gpt_oss, usable};
@@ -47,7 +47,7 @@ pub(super) fn read(bytes: Bytes, layout: Layout) -> Result<Checkpoint, Checkpoin
     let dtype = dtype_by_size(bytes.len() as u64, &config)?;
     let decided = layout.decide(config.max_seq_len, &mut findings);
     let tensors = slice_tensors(&bytes, &config, dtype, decided);
-    Ok(Checkpoint { config, tensors, findings, origin: Origin::default() })
+    Ok(Checkpoint { config, tensors, findings, origin: CheckpointOrigin::default() })
 }
 
 /// Takes every tensor's slice of the file.
@@ -74,8 +74,8 @@ fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Dec
 fn transposed(bytes: Bytes, dtype: Dtype, shape: &[usize]) -> Elements {
     let &[.., n_rows, row_len] = shape else { panic!("{shape:?} is no matrix") };
     let from = if dtype == Dtype::F32 { Number::F32 } else { Number::Bf16 };
-    let piece = Piece { bytes, step: Step::Convert { from, to: dtype }, pairs: None };
-    Elements::Rearranged(Rearranged::new(vec![piece], Order::Transposed { n_rows }, row_len))
+    let piece = Piece { bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: None };
+    Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Transposed { n_rows }, row_len))
 }
 
 /// The name of what lies where `name` is expected.
@@ -104,14 +104,14 @@ fn dtype_by_size(found: u64, config: &ModelConfig) -> Result<Dtype, CheckpointEr
     }
 }
 
-fn read_header(bytes: &[u8], findings: &mut Vec<Finding>) -> Result<ModelConfig, CheckpointError> {
+fn read_header(bytes: &[u8], findings: &mut Vec<LayoutFinding>) -> Result<ModelConfig, CheckpointError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else {
         return Err(CheckpointError::NoHeader { found: bytes.len(), expected: HEADER_BYTES });
     };
     let words = RefCell::new(Words { header, findings });
     let family = gpt_oss();
     usable(family)?;
-    let config = ModelConfig::of(
+    let config = ModelConfig::from_values(
         family,
         |dim| words.borrow_mut().integer(dim).transpose(),
         |number| Ok::<_, CheckpointError>(words.borrow_mut().float(&number.name)),
@@ -134,7 +134,7 @@ fn offset_of(field: &str) -> Option<usize> {
 /// The header's words, mended as they are read.
 struct Words<'a> {
     header: &'a [u8; HEADER_BYTES],
-    findings: &'a mut Vec<Finding>,
+    findings: &'a mut Vec<LayoutFinding>,
 }
 
 impl Words<'_> {
@@ -155,7 +155,7 @@ impl Words<'_> {
             && float.fract() == 0.0
         {
             value = float as i64;
-            self.findings.push(Finding::FloatInInteger { field, offset, value: value as usize });
+            self.findings.push(LayoutFinding::FloatInInteger { field, offset, value: value as usize });
         }
         Some(dimension(dim, value).map_err(|source| CheckpointError::Header { offset, source }))
     }
@@ -167,7 +167,7 @@ impl Words<'_> {
         let mut value = f32::from_le_bytes(self.word(offset));
         if value > 0.0 && value < 1e-30 {
             value = i32::from_le_bytes(self.word(offset)) as f32;
-            self.findings.push(Finding::IntegerInFloat { field, offset, value });
+            self.findings.push(LayoutFinding::IntegerInFloat { field, offset, value });
         }
         Some(value)
     }

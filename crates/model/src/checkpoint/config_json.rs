@@ -117,7 +117,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
         let dim = family.dim(name).map(keys).filter(|keys| !keys.is_empty());
         file.missing(&dim.unwrap_or_else(|| vec![name]))
     };
-    let config = ModelConfig::of(family, dim, number, missing)?;
+    let config = ModelConfig::from_values(family, dim, number, missing)?;
     config.check()?;
     file.check_layers(&config)?;
     Ok(config)

@@ -19,7 +19,7 @@ pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Row<'a> {
+pub(super) struct EncodedRow<'a> {
     /// f32, bf16, or MXFP4.
     pub(crate) dtype: Dtype,
     /// Little-endian, as the type has them; of MXFP4 whole blocks.
@@ -30,8 +30,8 @@ pub(super) struct Row<'a> {
 
 /// Writes a row's numbers in `to`, which is f32 or bf16, little-endian, as many as `out` holds. Gives how many had to
 /// be rounded: to the nearest, of two equally near ones to the even.
-pub(super) fn convert(row: Row, to: Dtype, out: &mut [u8]) -> u64 {
-    let Row { dtype, numbers: bytes, scales } = row;
+pub(super) fn convert(row: EncodedRow, to: Dtype, out: &mut [u8]) -> u64 {
+    let EncodedRow { dtype, numbers: bytes, scales } = row;
     match (dtype, dtype.format()) {
         (Dtype::F32, _) => numbers(bytes.chunks_exact(4).map(|b| f32::from_le_bytes(whole(b))), to, out),
         (Dtype::Bf16, _) => numbers(bytes.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()), to, out),
@@ -80,7 +80,7 @@ mod tests {
             .flat_map(|number| number.to_le_bytes())
             .collect();
         let mut out = [0; 12];
-        let plain = Row { dtype: Dtype::F32, numbers: &row, scales: &[] };
+        let plain = EncodedRow { dtype: Dtype::F32, numbers: &row, scales: &[] };
         assert_eq!(convert(plain, Dtype::Bf16, &mut out), 4);
         let got: Vec<u16> = out.chunks_exact(2).map(|b| u16::from_le_bytes(whole(b))).collect();
         assert_eq!(got, [0x3f80, 0x3f80, 0x3f82, 0x8000, 0x7f80, 0x7fc0]);
@@ -90,7 +90,7 @@ mod tests {
     fn what_fills_the_last_block_of_a_row_is_dropped() {
         let codes: Vec<u8> = [[0x21; 16], [0x43; 16]].concat();
         let mut out = [0; 2 * 35];
-        let row = Row { dtype: Dtype::Mxfp4, numbers: &codes, scales: &[127, 129] };
+        let row = EncodedRow { dtype: Dtype::Mxfp4, numbers: &codes, scales: &[127, 129] };
         assert_eq!(convert(row, Dtype::Bf16, &mut out), 0);
         let got: Vec<f32> = out.chunks_exact(2).map(|b| bf16::from_le_bytes(whole(b)).to_f32()).collect();
         assert_eq!(got[..4], [0.5, 1.0, 0.5, 1.0]);

@@ -18,7 +18,7 @@ pub enum Encoding {
 
 /// One tensor of a checkpoint: a group's own, or a parameter of its blocks beside it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Part {
+pub struct TensorInfo {
     /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
     pub name: String,
     /// Whether every layer has one.
@@ -29,7 +29,7 @@ pub struct Part {
     pub shape: Vec<usize>,
 }
 
-impl Part {
+impl TensorInfo {
     /// The canonical name of the tensor in layer `l`.
     pub(crate) fn name_in(&self, l: usize) -> String {
         name_in(&self.name, self.per_layer, l)
@@ -55,16 +55,16 @@ impl Encoding {
     }
 
     /// The tensors that hold a group's numbers: one, or in a format with blocks the codes, then each parameter.
-    pub fn parts(self, group: &Group) -> Vec<Part> {
+    pub fn parts(self, group: &Group) -> Vec<TensorInfo> {
         parts(group, if group.tensor.is_expert { self.experts() } else { self.dense() })
     }
 }
 
 /// The tensors that hold a group's numbers in this type.
-pub(crate) fn parts(group: &Group, dtype: Dtype) -> Vec<Part> {
+pub(crate) fn parts(group: &Group, dtype: Dtype) -> Vec<TensorInfo> {
     let per_layer = group.tensor.per_layer;
     let parts = dtype.parts(&group.tensor.name, &group.shape).into_iter();
-    parts.map(|format::Part { name, dtype, shape }| Part { name, per_layer, dtype, shape }).collect()
+    parts.map(|format::TensorPart { name, dtype, shape }| TensorInfo { name, per_layer, dtype, shape }).collect()
 }
 
 #[cfg(test)]
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn experts_in_mxfp4_are_blocks_and_scales_and_the_rest_is_bf16() {
         let config = small().with("hidden_size", 70);
-        let parts: Vec<Part> = groups(&config).iter().flat_map(|group| Encoding::Mxfp4.parts(group)).collect();
+        let parts: Vec<TensorInfo> = groups(&config).iter().flat_map(|group| Encoding::Mxfp4.parts(group)).collect();
         let of = |name: &str| parts.iter().find(|part| part.name == name).expect(name);
         assert_eq!(parts.len(), 18);
         assert_eq!((of("mlp.mlp1_weight").dtype, &of("mlp.mlp1_weight").shape[..]), (Dtype::Mxfp4, &[3, 10, 96][..]));

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use rayon::prelude::*;
 
 use super::bin::{HEADER, HEADER_BYTES};
-use super::conversion::{Row, convert};
+use super::conversion::{EncodedRow, convert};
 use super::layout::FORK_SEQ_LEN;
 use super::random::RandomNumbers;
 use super::tensors::{groups, parameters};
@@ -79,7 +79,7 @@ impl<'a> BinFile<'a> {
         for group in groups(&self.config) {
             for &l in &group.layers {
                 let row_len = *group.shape.last().expect("every tensor has a dimension");
-                let source = Source::of(self.checkpoint, &group.name_in(l))?;
+                let source = Source::of_tensor(self.checkpoint, &group.name_in(l))?;
                 let n_rows = group.shape.iter().product::<usize>() / row_len;
                 let rows_at_once = (CHUNK / row_len).max(1);
                 for first in (0..n_rows).step_by(rows_at_once) {
@@ -122,10 +122,10 @@ enum StoredElements {
 }
 
 impl Source {
-    fn of(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
-        let numbers = Stored::of(checkpoint.tensor(name))?;
+    fn of_tensor(checkpoint: &Checkpoint, name: &str) -> Result<Self, CheckpointError> {
+        let numbers = Stored::from_tensor(checkpoint.tensor(name))?;
         let scales = numbers.dtype.format().map(|format| format.parameters[0].name_beside(name));
-        let scales = scales.map(|name| Stored::of(checkpoint.tensor(&name))).transpose()?;
+        let scales = scales.map(|name| Stored::from_tensor(checkpoint.tensor(&name))).transpose()?;
         Ok(Self { numbers, scales })
     }
 
@@ -144,7 +144,7 @@ impl Source {
         let mut out = vec![0; rows.len() * to.len_bytes(row_len)];
         let from = stored.par_chunks_exact(self.numbers.row_bytes());
         let out_rows = out.par_chunks_exact_mut(to.len_bytes(row_len));
-        let row = |numbers, scales| Row { dtype: self.numbers.dtype, numbers, scales };
+        let row = |numbers, scales| EncodedRow { dtype: self.numbers.dtype, numbers, scales };
         let rounded = match &self.scales {
             None => from.zip(out_rows).map(|(from, out)| convert(row(from, &[]), to, out)).sum(),
             Some(scales) => {
@@ -159,7 +159,7 @@ impl Source {
 }
 
 impl Stored {
-    fn of(tensor: &Tensor) -> Result<Self, CheckpointError> {
+    fn from_tensor(tensor: &Tensor) -> Result<Self, CheckpointError> {
         let elements = match (&tensor.elements, tensor.read()?) {
             (Elements::Random(numbers), _) => StoredElements::Random(*numbers),
             (_, bytes) => StoredElements::Bytes(bytes.expect("random elements alone are not read")),

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::assembly::{self, assemble};
 use super::inventory::Inventory;
-use super::{Checkpoint, CheckpointError, Origin, TokenizerSource, config_json, download, safetensors};
+use super::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource, config_json, download, safetensors};
 use hint::Hint;
 use system::json_entries::JsonEntries;
 
@@ -173,7 +173,7 @@ impl Files {
         }
         let tokenizer = tokenizer.map(TokenizerSource::File);
         let chat_template = chat_template(folder)?;
-        let origin = Origin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
+        let origin = CheckpointOrigin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
         Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
     }
 }

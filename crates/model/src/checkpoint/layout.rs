@@ -50,19 +50,19 @@ impl Layout {
     }
 
     /// Decides for a file whose header says `max_seq_len`, and reports what was done other than plainly reading.
-    pub(super) fn decide(self, max_seq_len: usize, findings: &mut Vec<Finding>) -> Decided {
+    pub(super) fn decide(self, max_seq_len: usize, findings: &mut Vec<LayoutFinding>) -> Decided {
         let looks_like_fork = max_seq_len == FORK_SEQ_LEN;
         let decided = Decided {
             swapped: matches!(self, Self::Swapped | Self::SwappedFork),
             transposed: matches!(self, Self::Fork | Self::SwappedFork) || (self == Self::Auto && looks_like_fork),
         };
         if decided.swapped {
-            findings.push(Finding::SwappedEmbeddings);
+            findings.push(LayoutFinding::SwappedEmbeddings);
         }
         if decided.transposed {
-            findings.push(Finding::ForkTransposes { guessed: self == Self::Auto });
+            findings.push(LayoutFinding::ForkTransposes { guessed: self == Self::Auto });
         } else if looks_like_fork {
-            findings.push(Finding::ForkNotTransposed);
+            findings.push(LayoutFinding::ForkNotTransposed);
         }
         decided
     }
@@ -71,7 +71,7 @@ impl Layout {
 /// Something wrong or unusual in a file, and what was done about it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Finding {
+pub enum LayoutFinding {
     /// An integer field holds the bits of a float: files of the fork's older exporter.
     FloatInInteger {
         /// The field, under our name.
@@ -99,7 +99,7 @@ pub enum Finding {
     SwappedEmbeddings,
 }
 
-impl fmt::Display for Finding {
+impl fmt::Display for LayoutFinding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::FloatInInteger { field, offset, value } => {
@@ -138,11 +138,11 @@ mod tests {
             (decided.swapped, decided.transposed, findings)
         };
         assert_eq!(decide(Layout::Auto, 2048), (false, false, vec![]));
-        assert_eq!(decide(Layout::Auto, 131_072), (false, true, vec![Finding::ForkTransposes { guessed: true }]));
-        assert_eq!(decide(Layout::Plain, 131_072), (false, false, vec![Finding::ForkNotTransposed]));
+        assert_eq!(decide(Layout::Auto, 131_072), (false, true, vec![LayoutFinding::ForkTransposes { guessed: true }]));
+        assert_eq!(decide(Layout::Plain, 131_072), (false, false, vec![LayoutFinding::ForkNotTransposed]));
         assert_eq!(
             decide(Layout::SwappedFork, 64),
-            (true, true, vec![Finding::SwappedEmbeddings, Finding::ForkTransposes { guessed: false }])
+            (true, true, vec![LayoutFinding::SwappedEmbeddings, LayoutFinding::ForkTransposes { guessed: false }])
         );
     }
 }

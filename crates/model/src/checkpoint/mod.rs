@@ -49,9 +49,9 @@ use folder::FolderError;
 use gguf::GgufError;
 use gguf::model::GgufTokenizer;
 use inventory::Mismatches;
-use layout::{Finding, Layout};
+use layout::{Layout, LayoutFinding};
 use random::RandomNumbers;
-use rearranged::{Order, Piece, Rearranged, Step};
+use rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use safetensors::SafetensorsError;
 use slice::Slice;
 use stored::Number;
@@ -66,14 +66,14 @@ pub struct Checkpoint {
     /// Every tensor of [`tensors::groups`], under its name; for those in MXFP4 the parts of [`encoding`].
     pub tensors: BTreeMap<String, Tensor>,
     /// What was wrong or unusual, and what was done about it.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<LayoutFinding>,
     /// The files that it comes from.
-    pub origin: Origin,
+    pub origin: CheckpointOrigin,
 }
 
 /// Where a checkpoint comes from.
 #[derive(Clone, Debug, Default)]
-pub struct Origin {
+pub struct CheckpointOrigin {
     /// The files that hold its tensors; none if it was made or read from memory.
     pub files: Vec<PathBuf>,
     /// Bytes of all of them.
@@ -386,7 +386,7 @@ impl Tensor {
             }
         };
         let parts = dtype.parts(&self.name, &self.shape).into_iter().zip(elements);
-        let tensor = |(part, elements): (format::Part, _)| Self {
+        let tensor = |(part, elements): (format::TensorPart, _)| Self {
             name: part.name,
             dtype: part.dtype,
             shape: part.shape,
@@ -453,13 +453,16 @@ impl Tensor {
         let elements = match &self.elements {
             _ if dtype == self.dtype => return self.clone(),
             Elements::Bytes(bytes) => {
-                let piece =
-                    Piece { bytes: bytes.clone(), step: Step::Convert { from: number, to: dtype }, pairs: None };
-                Elements::Rearranged(Rearranged::new(vec![piece], Order::Concatenated, 1))
+                let piece = Piece {
+                    bytes: bytes.clone(),
+                    step: ElementConversion::Convert { from: number, to: dtype },
+                    pairs: None,
+                };
+                Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Concatenated, 1))
             }
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
             Elements::Random(numbers) => Elements::Random(*numbers),
-            Elements::Slice(slice) => Elements::Slice(slice.of(slice.whole().with_dtype(dtype))),
+            Elements::Slice(slice) => Elements::Slice(slice.with_whole(slice.whole().with_dtype(dtype))),
         };
         Self { dtype, elements, ..self.clone() }
     }

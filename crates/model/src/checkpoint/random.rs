@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 use rayon::prelude::*;
 
-use super::encoding::{Encoding, Part};
+use super::encoding::{Encoding, TensorInfo};
 use super::tensors::{Group, groups, parameters};
-use super::{Checkpoint, CheckpointError, Elements, Origin, Tensor};
+use super::{Checkpoint, CheckpointError, CheckpointOrigin, Elements, Tensor};
 use crate::config::ModelConfig;
 use crate::family::Draw;
 use crate::family::known::usable;
@@ -139,11 +139,11 @@ impl Checkpoint {
                 }
             }
         }
-        Ok(Self { config, tensors, findings: Vec::new(), origin: Origin::default() })
+        Ok(Self { config, tensors, findings: Vec::new(), origin: CheckpointOrigin::default() })
     }
 }
 
-fn numbers(group: &Group, part: &Part, stream: u64) -> RandomNumbers {
+fn numbers(group: &Group, part: &TensorInfo, stream: u64) -> RandomNumbers {
     let (centre, reach) = match part.dtype {
         Dtype::Mxfp4 => (0.0, 0.0),
         Dtype::U8 => scales(inputs(group)),

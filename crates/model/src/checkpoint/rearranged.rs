@@ -8,14 +8,14 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::stored::{Number, codes_of, parameters_of};
+use format::BlockFormat;
 use format::Dtype;
-use format::Format;
 
 /// How a tensor is made of pieces of files.
 #[derive(Clone, Debug)]
 pub struct Rearranged {
     pieces: Arc<[Piece]>,
-    order: Order,
+    order: ElementOrder,
     /// Elements of a row of the result.
     row_len: usize,
     len_bytes: usize,
@@ -27,14 +27,14 @@ pub(crate) struct Piece {
     /// Rows, one after the other.
     pub(crate) bytes: Bytes,
     /// What is done with them; all pieces of a tensor become the same type.
-    pub step: Step,
+    pub step: ElementConversion,
     /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
     pub(crate) pairs: Option<usize>,
 }
 
 /// Where the rows of the pieces go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+pub(crate) enum ElementOrder {
     /// One piece after the other.
     Concatenated,
     /// Row 0 of every piece, then row 1 of every piece, …; the pieces are equally long.
@@ -48,17 +48,17 @@ pub(crate) enum Order {
 
 /// What is done with the elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum ElementConversion {
     /// Numbers become f32 or bf16, or stay what they are.
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: two consecutive elements of 4 bits to a byte, the even one in its low
     /// half.
-    Codes(&'static Format),
+    Codes(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
-    Parameter(&'static Format, usize),
+    Parameter(&'static BlockFormat, usize),
 }
 
-impl Step {
+impl ElementConversion {
     /// Bytes of so many elements as they are stored.
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
@@ -115,20 +115,23 @@ impl Rearranged {
     /// A tensor of rows of `row_len` elements, of which the pieces hold whole ones.
     ///
     /// # Panics
-    /// If the pieces are not whole rows, or not as [`Order`] wants them: readers check shapes before.
-    pub(crate) fn new(pieces: Vec<Piece>, order: Order, row_len: usize) -> Self {
+    /// If the pieces are not whole rows, or not as [`ElementOrder`] wants them: readers check shapes before.
+    pub(crate) fn new(pieces: Vec<Piece>, order: ElementOrder, row_len: usize) -> Self {
         let rows: Vec<usize> = pieces.iter().map(|piece| piece.rows(row_len)).collect();
         let n_rows: usize = rows.iter().sum();
         let row_bytes = pieces[0].step.made_bytes(row_len);
         assert!(pieces.iter().all(|piece| piece.step.made_bytes(row_len) == row_bytes), "one type is made");
         let in_order = pieces.iter().all(|piece| piece.pairs.is_none());
-        assert!(in_order || order == Order::Concatenated, "pairs of rows are undone where rows follow each other");
+        assert!(
+            in_order || order == ElementOrder::Concatenated,
+            "pairs of rows are undone where rows follow each other"
+        );
         match order {
-            Order::Concatenated => {}
-            Order::Interleaved => {
+            ElementOrder::Concatenated => {}
+            ElementOrder::Interleaved => {
                 assert!(rows.windows(2).all(|pair| pair[0] == pair[1]), "the pieces are equally long")
             }
-            Order::Transposed { n_rows: rows } => assert!(pieces.len() == 1 && n_rows.is_multiple_of(rows)),
+            ElementOrder::Transposed { n_rows: rows } => assert!(pieces.len() == 1 && n_rows.is_multiple_of(rows)),
         }
         Self { pieces: pieces.into(), order, row_len, len_bytes: n_rows * row_bytes }
     }
@@ -141,16 +144,18 @@ impl Rearranged {
     /// The types of its numbers in the file; none if it is not made of numbers.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
-            Step::Convert { from, .. } => Some(from),
-            Step::Codes(_) | Step::Parameter(..) => None,
+            ElementConversion::Convert { from, .. } => Some(from),
+            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => None,
         })
     }
 
     /// The same tensor with its numbers made another type.
     pub(crate) fn with_dtype(&self, to: Dtype) -> Self {
         let pieces = self.pieces.iter().map(|piece| match piece.step {
-            Step::Convert { from, .. } => Piece { step: Step::Convert { from, to }, ..piece.clone() },
-            Step::Codes(_) | Step::Parameter(..) => piece.clone(),
+            ElementConversion::Convert { from, .. } => {
+                Piece { step: ElementConversion::Convert { from, to }, ..piece.clone() }
+            }
+            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => piece.clone(),
         });
         Self::new(pieces.collect(), self.order, self.row_len)
     }
@@ -159,7 +164,7 @@ impl Rearranged {
     /// where the program has none such, or its rows are not those of the file.
     pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
         let mut stored = self.stored();
-        let first = stored.next().filter(|_| !matches!(self.order, Order::Transposed { .. }))?;
+        let first = stored.next().filter(|_| !matches!(self.order, ElementOrder::Transposed { .. }))?;
         let dtype = first.dtype().or_else(|| first.format().map(|format| format.dtype))?;
         stored.all(|number| number == first).then_some(dtype)
     }
@@ -168,25 +173,24 @@ impl Rearranged {
     ///
     /// # Panics
     /// If they are not.
-    pub(crate) fn in_blocks(&self, format: &'static Format) -> Vec<Self> {
-        let of = |step: Step, row_len: usize| {
+    pub(crate) fn in_blocks(&self, format: &'static BlockFormat) -> Vec<Self> {
+        let of = |step: ElementConversion, row_len: usize| {
             let pieces = self.pieces.iter().map(|piece| Piece { step, ..piece.clone() });
             Self::new(pieces.collect(), self.order, row_len)
         };
         assert!(self.stored().all(|number| number.format() == Some(format)), "all are stored in it");
-        let parameters = (0..format.parameters.len()).map(|i| Step::Parameter(format, i));
-        let codes = of(Step::Codes(format), self.row_len);
+        let parameters = (0..format.parameters.len()).map(|i| ElementConversion::Parameter(format, i));
+        let codes = of(ElementConversion::Codes(format), self.row_len);
         [codes].into_iter().chain(parameters.map(|step| of(step, self.row_len / format.block_len()))).collect()
     }
 
     /// The bytes of the file, where the tensor is one piece of it as it is.
     pub(crate) fn as_is(&self) -> Option<&Bytes> {
         match (&*self.pieces, self.order) {
-            ([Piece { bytes, step: Step::Convert { from, to }, pairs: None }], Order::Concatenated)
-                if from.dtype() == Some(*to) =>
-            {
-                Some(bytes)
-            }
+            (
+                [Piece { bytes, step: ElementConversion::Convert { from, to }, pairs: None }],
+                ElementOrder::Concatenated,
+            ) if from.dtype() == Some(*to) => Some(bytes),
             _ => None,
         }
     }
@@ -198,9 +202,9 @@ impl Rearranged {
     pub(crate) fn write_to(&self, to: &mut [u8]) {
         assert_eq!(to.len(), self.len_bytes, "the tensor fills its place");
         match self.order {
-            Order::Concatenated => self.concatenate(to),
-            Order::Interleaved => self.interleave(to),
-            Order::Transposed { n_rows } => self.transpose(to, n_rows),
+            ElementOrder::Concatenated => self.concatenate(to),
+            ElementOrder::Interleaved => self.interleave(to),
+            ElementOrder::Transposed { n_rows } => self.transpose(to, n_rows),
         }
     }
 
@@ -238,7 +242,7 @@ impl Rearranged {
     }
 
     fn transpose(&self, to: &mut [u8], n_rows: usize) {
-        let Piece { bytes: stored, step: Step::Convert { from, to: wanted }, .. } = &self.pieces[0] else {
+        let Piece { bytes: stored, step: ElementConversion::Convert { from, to: wanted }, .. } = &self.pieces[0] else {
             panic!("only numbers are transposed")
         };
         let turn = Turn { n_rows, row_len: self.row_len };
@@ -316,7 +320,7 @@ mod tests {
         Bytes::from_iter(values.flat_map(|value| (value as f32).to_le_bytes()))
     }
 
-    const KEEP: Step = Step::Convert { from: Number::F32, to: Dtype::F32 };
+    const KEEP: ElementConversion = ElementConversion::Convert { from: Number::F32, to: Dtype::F32 };
 
     fn piece(bytes: Bytes) -> Piece {
         Piece { bytes, step: KEEP, pairs: None }
@@ -335,7 +339,7 @@ mod tests {
                 }
             }
             let stored = Bytes::from(stored).slice(1..);
-            let order = Order::Transposed { n_rows: rows };
+            let order = ElementOrder::Transposed { n_rows: rows };
             let turned = Rearranged::new(vec![piece(stored)], order, columns);
             let n = experts * rows * columns;
             assert_eq!(made(&turned), f32s(0..n), "({experts}, {rows}, {columns})");
@@ -349,13 +353,13 @@ mod tests {
         for (rows, row_len) in [(2, 3), (20_000, 1), (3, 20_000)] {
             let n = rows * row_len;
             let pieces = vec![piece(f32s(0..n)), piece(f32s(n..2 * n))];
-            let joined = Rearranged::new(pieces.clone(), Order::Concatenated, row_len);
+            let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, row_len);
             assert_eq!(made(&joined), f32s(0..2 * n));
             let by_turns = (0..2 * rows).flat_map(|r| (0..row_len).map(move |c| (r % 2 * rows + r / 2) * row_len + c));
-            assert_eq!(made(&Rearranged::new(pieces, Order::Interleaved, row_len)), f32s(by_turns));
+            assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, row_len)), f32s(by_turns));
         }
         let uneven = [0..6, 6..8, 8..10].map(|values| piece(f32s(values))).to_vec();
-        let uneven = Rearranged::new(uneven, Order::Concatenated, 2);
+        let uneven = Rearranged::new(uneven, ElementOrder::Concatenated, 2);
         assert_eq!(made(&uneven), f32s(0..10));
     }
 
@@ -364,7 +368,7 @@ mod tests {
         // Two heads of six rows: pairs (0, 1), (2, 3), (4, 5) become 0, 2, 4 and 1, 3, 5. Another piece stays.
         let heads = Piece { pairs: Some(6), ..piece(f32s((0..12).flat_map(|row| [row, row]))) };
         let other = piece(f32s((20..22).flat_map(|row| [row, row])));
-        let made_of = Rearranged::new(vec![heads, other], Order::Concatenated, 2);
+        let made_of = Rearranged::new(vec![heads, other], ElementOrder::Concatenated, 2);
         let rows = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 20, 21];
         assert_eq!(made(&made_of), f32s(rows.into_iter().flat_map(|row| [row, row])));
     }
@@ -372,11 +376,11 @@ mod tests {
     #[test]
     fn pieces_of_different_types_become_one() {
         let halves = Bytes::from_iter([1.0, 2.0].iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
-        let half = Piece { step: Step::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
+        let half = Piece { step: ElementConversion::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
         let pieces = vec![piece(f32s(7..9)), half];
-        let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 1);
+        let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 1);
         assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
-        assert_eq!(made(&Rearranged::new(pieces, Order::Interleaved, 1)), f32s([7, 1, 8, 2].into_iter()));
+        assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, 1)), f32s([7, 1, 8, 2].into_iter()));
         assert_eq!(joined.stored().collect::<Vec<_>>(), [Number::F32, Number::F16]);
         let rounded: Vec<u8> = [7.0, 8.0, 1.0, 2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
         assert_eq!(made(&joined.with_dtype(Dtype::Bf16)), rounded);
@@ -385,20 +389,20 @@ mod tests {
     #[test]
     fn numbers_in_blocks_of_one_format_can_stay_so() {
         let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
-        let step = Step::Convert { from: Number::Q8_0, to: Dtype::F32 };
+        let step = ElementConversion::Convert { from: Number::Q8_0, to: Dtype::F32 };
         let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
-        let joined = Rearranged::new(pieces.clone(), Order::Concatenated, 32);
+        let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 32);
         assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
         let [codes, scales] = joined.in_blocks(Dtype::Q8_0.format().expect("in blocks")).try_into().expect("two");
         assert!(made(&codes).into_iter().eq((3..35).chain(103..135)));
         assert_eq!(made(&scales), [1, 2, 101, 102]);
 
         let mixed = vec![pieces[0].clone(), piece(f32s(0..32))];
-        assert_eq!(Rearranged::new(mixed, Order::Concatenated, 32).stored_dtype(), None);
-        let turned = Rearranged::new(vec![piece(f32s(0..6))], Order::Transposed { n_rows: 2 }, 3);
+        assert_eq!(Rearranged::new(mixed, ElementOrder::Concatenated, 32).stored_dtype(), None);
+        let turned = Rearranged::new(vec![piece(f32s(0..6))], ElementOrder::Transposed { n_rows: 2 }, 3);
         assert_eq!(turned.stored_dtype(), None);
-        let widened = Step::Convert { from: Number::Bf16, to: Dtype::F32 };
-        let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], Order::Concatenated, 17);
+        let widened = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
+        let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], ElementOrder::Concatenated, 17);
         assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
         assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
         assert_eq!((widened.as_is(), joined.as_is()), (None, None));
@@ -410,9 +414,9 @@ mod tests {
         let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
         let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
         let format = Dtype::Mxfp4.format().expect("in blocks");
-        let scales = Rearranged::new(pieces(Step::Parameter(format, 0)), Order::Interleaved, 2);
+        let scales = Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), ElementOrder::Interleaved, 2);
         assert_eq!(made(&scales), [1, 2, 3, 4]);
-        let codes = Rearranged::new(pieces(Step::Codes(format)), Order::Interleaved, 64);
+        let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), ElementOrder::Interleaved, 64);
         let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
         assert_eq!(made(&codes), want);
     }

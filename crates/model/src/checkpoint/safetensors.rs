@@ -185,16 +185,16 @@ fn split(bytes: &Bytes) -> Result<(Bytes, Bytes), SafetensorsError> {
 }
 
 /// The entries in the order of the file, those of the same name included.
-struct Header(Vec<(String, Entry)>);
+struct Header(Vec<(String, TensorEntry)>);
 
 #[derive(Deserialize)]
-struct Entry {
+struct TensorEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl Entry {
+impl TensorEntry {
     /// The type, if it and the shape make as many bytes as the entry claims.
     fn stored(&self, name: &str) -> Result<StoredType, SafetensorsError> {
         let Some(stored) = TYPES.iter().find(|known| known.name == self.dtype) else {

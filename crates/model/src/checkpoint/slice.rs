@@ -64,7 +64,7 @@ impl Slice {
     }
 
     /// The same part of the same tensor in another type.
-    pub(crate) fn of(&self, whole: Tensor) -> Self {
+    pub(crate) fn with_whole(&self, whole: Tensor) -> Self {
         Self { whole: Box::new(whole), cut: self.cut.clone() }
     }
 

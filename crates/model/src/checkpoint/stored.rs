@@ -3,8 +3,8 @@
 
 use half::{bf16, f16};
 
+use format::BlockFormat;
 use format::Dtype;
-use format::Format;
 
 /// An element type, as a file's format names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ impl Number {
     }
 
     /// The format that the program has them in, taken apart.
-    pub(crate) fn format(self) -> Option<&'static Format> {
+    pub(crate) fn format(self) -> Option<&'static BlockFormat> {
         match self {
             Self::Q8_0 => Dtype::Q8_0.format(),
             Self::Q4_1 => Dtype::Q4_1.format(),
@@ -177,7 +177,7 @@ pub(super) fn is_bf16(f32s: &[u8]) -> bool {
 }
 
 /// The codes of GGUF's blocks as ours: consecutive elements of 4 bits share a byte, the even one in its low half.
-pub(super) fn codes_of(format: &Format, blocks: &[u8], codes: &mut [u8]) {
+pub(super) fn codes_of(format: &BlockFormat, blocks: &[u8], codes: &mut [u8]) {
     let behind = format.offset_bytes(format.parameters.len());
     let blocks = blocks.chunks_exact(format.block_bytes()).map(|block| &block[behind..]);
     for (stored, codes) in blocks.zip(codes.chunks_exact_mut(format.dtype.len_bytes(format.block_len()))) {
@@ -195,7 +195,7 @@ pub(super) fn codes_of(format: &Format, blocks: &[u8], codes: &mut [u8]) {
 }
 
 /// A parameter of GGUF's blocks.
-pub(super) fn parameters_of(format: &Format, parameter: usize, blocks: &[u8], parameters: &mut [u8]) {
+pub(super) fn parameters_of(format: &BlockFormat, parameter: usize, blocks: &[u8], parameters: &mut [u8]) {
     let (at, len) = (format.offset_bytes(parameter), format.parameters[parameter].dtype.len_bytes(1));
     for (block, to) in blocks.chunks_exact(format.block_bytes()).zip(parameters.chunks_exact_mut(len)) {
         to.copy_from_slice(&block[at..][..len]);

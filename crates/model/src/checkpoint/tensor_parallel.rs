@@ -1,5 +1,6 @@
-//! A model cut for several devices that compute it together: each has some heads of every layer, and a part of every
-//! expert. What they compute are parts of sums, which are added up twice in a layer.
+//! The tensors of a model cut for several devices that compute it together: each has some heads of every layer, and a
+//! part of every expert. What they compute are parts of sums, which are added up twice in a layer. How many of what a
+//! device has says [`crate::config::tensor_parallel`].
 //!
 //! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
 //! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
@@ -12,31 +13,18 @@ use super::slice::{Cut, Slice};
 use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::family::Cut as FamilyCut;
+use crate::config::tensor_parallel::{
+    BLOCK, FEATURES, HEAD_DIM, HEADS, KV_HEADS, NO_CUT_HINT, TpRank, UnevenDimensions,
+};
+use crate::family::Sharding;
 use hint::Hint;
-
-/// Which part of a model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TpRank {
-    /// From 0.
-    pub rank: usize,
-    pub size: usize,
-}
-
-impl TpRank {
-    /// All of it.
-    pub const WHOLE: Self = Self { rank: 0, size: 1 };
-}
-
-/// Experts' hidden features are cut between blocks of so many, as formats have them.
-const BLOCK: usize = 32;
 
 /// A model cannot be cut so.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorParallelError {
-    /// The family has other names.
-    #[error("could not cut the model: its family `{family}` has no dimension `{name}`, by which models are cut")]
-    NoDimension { family: String, name: &'static str },
+    /// Its dimensions cannot.
+    #[error(transparent)]
+    Dimensions(#[from] UnevenDimensions),
     /// A tensor is not made of what is cut.
     #[error("could not cut `{name}`: the family's `cut` does not suit a tensor of shape {shape:?}")]
     Misfit {
@@ -44,11 +32,6 @@ pub enum TensorParallelError {
         /// Its shape.
         shape: Vec<usize>,
     },
-    /// Heads cannot be shared out.
-    #[error(
-        "could not cut the model for {size} devices: it has {kv_heads} key and value heads, which {size} does not divide"
-    )]
-    Heads { size: usize, kv_heads: usize },
     /// A device's own columns are no whole blocks.
     #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {BLOCK}")]
     Blocks { size: usize, name: String, columns: usize },
@@ -70,74 +53,25 @@ impl Cut {
 
 impl Hint for TensorParallelError {
     fn hint(&self) -> Option<String> {
-        let kv_heads = match self {
-            Self::Heads { kv_heads, .. } => kv_heads,
-            Self::NoDimension { .. } | Self::Misfit { .. } => {
-                return Some("`models/README.md` says what `cut` needs; without `--tp` nothing is cut".to_owned());
-            }
-            _ => return Some("fewer devices have more columns each".to_owned()),
-        };
-        let sizes: Vec<String> =
-            (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
-        Some(match sizes.is_empty() {
-            true => "this model is for one device".to_owned(),
-            false => format!("`--tp` takes {} here", sizes.join(", ")),
-        })
+        match self {
+            Self::Dimensions(error) => error.hint(),
+            Self::Misfit { .. } => Some(NO_CUT_HINT.to_owned()),
+            Self::Blocks { .. } => Some("fewer devices have more columns each".to_owned()),
+        }
     }
 }
-
-/// The dimensions that are cut, and the width of a head: every family that can be cut has these names.
-const HEADS: &str = "num_attention_heads";
-const KV_HEADS: &str = "num_key_value_heads";
-const HEAD_DIM: &str = "head_dim";
-const FEATURES: &str = "intermediate_size";
 
 /// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
 /// belong to.
-fn rule(whole: &ModelConfig, name: &str) -> (FamilyCut, bool) {
-    whole.family.tensor(name).map_or((FamilyCut::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
+fn rule(whole: &ModelConfig, name: &str) -> (Sharding, bool) {
+    whole.family.tensor(name).map_or((Sharding::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
 }
 
 impl TpRank {
-    /// Its own of `n` things that are shared out evenly.
-    fn own(self, n: usize) -> Range<usize> {
-        n / self.size * self.rank..n / self.size * (self.rank + 1)
-    }
-
-    /// Its own hidden features of an expert that has `n`, and how many each device computes.
-    fn features(self, n: usize) -> (Range<usize>, usize) {
-        let each = n.div_ceil(BLOCK).div_ceil(self.size) * BLOCK;
-        ((each * self.rank).min(n)..(each * (self.rank + 1)).min(n), each)
-    }
-
-    /// The ids whose logits it computes, of a vocabulary of so many: a part of them if they can be shared out evenly.
-    pub fn ids(self, vocab_size: usize) -> Range<usize> {
-        if vocab_size.is_multiple_of(self.size) { self.own(vocab_size) } else { 0..vocab_size }
-    }
-
-    /// The dimensions of its part. The vocabulary is the whole one: every device samples of all logits.
-    ///
-    /// # Errors
-    /// [`TensorParallelError`].
-    pub(crate) fn config(self, whole: &ModelConfig) -> Result<ModelConfig, TensorParallelError> {
-        if self.size == 1 {
-            return Ok(whole.clone());
-        }
-        if let Some(name) = [HEADS, KV_HEADS, HEAD_DIM, FEATURES].into_iter().find(|name| whole.get(name).is_none()) {
-            return Err(TensorParallelError::NoDimension { family: whole.family.name.clone(), name });
-        }
-        let kv_heads = whole.dim(KV_HEADS);
-        if !kv_heads.is_multiple_of(self.size) {
-            return Err(TensorParallelError::Heads { size: self.size, kv_heads });
-        }
-        let part = whole.clone().with(HEADS, whole.dim(HEADS) / self.size).with(KV_HEADS, kv_heads / self.size);
-        Ok(part.with(FEATURES, self.features(whole.dim(FEATURES)).1))
-    }
-
     /// Whether its own columns of a tensor in blocks are whole ones.
     fn check_blocks(self, tensor: &Tensor, whole: &ModelConfig) -> Result<(), TensorParallelError> {
         let columns = whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM);
-        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == FamilyCut::QueryHeadColumns;
+        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == Sharding::QueryHeadColumns;
         if is_cut && tensor.dtype.format().is_some() && !columns.is_multiple_of(BLOCK) {
             return Err(TensorParallelError::Blocks { size: self.size, name: tensor.name.clone(), columns });
         }
@@ -171,7 +105,7 @@ impl TpRank {
             made: [1, n_made],
         };
         let cut = match rule {
-            FamilyCut::HeadRows => {
+            Sharding::HeadRows => {
                 let (q, kv) = (num_attention_heads * head_dim, num_key_value_heads * head_dim);
                 let behind = |range: Range<usize>, first: usize| first + range.start..first + range.end;
                 let (own_q, own_kv) =
@@ -179,45 +113,43 @@ impl TpRank {
                 let n_made = own_q.len() + 2 * own_kv.len();
                 rows_of(vec![own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)], q + 2 * kv, n_made)
             }
-            FamilyCut::QueryHeadRows => {
+            Sharding::QueryHeadRows => {
                 let own = self.own(num_attention_heads);
                 let n_made = own.len();
                 rows_of(vec![own], num_attention_heads, n_made)
             }
-            FamilyCut::QueryHeadColumns => {
+            Sharding::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
                 let n_made = own.len() / unit;
                 columns_of(own.start / unit..own.end / unit, n_made)
             }
-            FamilyCut::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
+            Sharding::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
             // Two matrices, of which each is filled up.
-            FamilyCut::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
+            Sharding::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
             // Of rows of blocks there are whole ones, and so are there of what is cut.
-            FamilyCut::FeatureColumns if is_parameter => {
+            Sharding::FeatureColumns if is_parameter => {
                 columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
             }
-            FamilyCut::FeatureColumns => {
+            Sharding::FeatureColumns => {
                 let end = features.end.next_multiple_of(BLOCK).min(last);
                 columns_of(features.start.min(end)..end, n_features)
             }
-            FamilyCut::VocabularyRows => {
+            Sharding::VocabularyRows => {
                 let own = self.ids(whole.vocab_size);
                 let n_made = own.len();
                 rows_of(vec![own], whole.vocab_size, n_made)
             }
-            FamilyCut::Whole => return None,
-            FamilyCut::FirstDevice if self.rank == 0 => return None,
-            FamilyCut::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
+            Sharding::Whole => return None,
+            Sharding::FirstDevice if self.rank == 0 => return None,
+            Sharding::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
         };
         let mut made = shape.clone();
         match rule {
-            FamilyCut::HeadRows | FamilyCut::QueryHeadRows | FamilyCut::VocabularyRows => made[0] = cut.made[0],
-            FamilyCut::GateRowsUpRows => made[0] = 2 * cut.made[0],
-            FamilyCut::GateAndUpRows => made[1] = cut.made[0],
-            FamilyCut::QueryHeadColumns | FamilyCut::FeatureColumns => {
-                *made.last_mut().expect("the same") = cut.made[1]
-            }
-            FamilyCut::Whole | FamilyCut::FirstDevice => {}
+            Sharding::HeadRows | Sharding::QueryHeadRows | Sharding::VocabularyRows => made[0] = cut.made[0],
+            Sharding::GateRowsUpRows => made[0] = 2 * cut.made[0],
+            Sharding::GateAndUpRows => made[1] = cut.made[0],
+            Sharding::QueryHeadColumns | Sharding::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
+            Sharding::Whole | Sharding::FirstDevice => {}
         }
         Some((cut, made))
     }
@@ -272,35 +204,7 @@ mod tests {
     use super::super::tensors::tests::gpt_oss_20b;
     use super::*;
     use format::Dtype;
-    use format::Part;
-
-    #[test]
-    fn features_are_cut_between_blocks() {
-        let of = |size: usize| -> Vec<usize> {
-            (0..size).map(|rank| TpRank { rank, size }.features(2880).0.len() / 32).collect()
-        };
-        assert_eq!(of(2), [45, 45]);
-        assert_eq!(of(4), [23, 23, 23, 21]);
-        assert_eq!(of(8), [12, 12, 12, 12, 12, 12, 12, 6]);
-        let config = |size| TpRank { rank: 1, size }.config(&gpt_oss_20b()).expect("it divides").dim(FEATURES);
-        assert_eq!([2, 4, 8].map(config), [1440, 736, 384]);
-    }
-
-    #[test]
-    fn ids_are_shared_out_where_they_can_be_and_else_each_device_has_all() {
-        let of = |size: usize, n| (0..size).map(|rank| TpRank { rank, size }.ids(n)).collect::<Vec<_>>();
-        assert_eq!(of(2, 201_088), [0..100_544, 100_544..201_088]);
-        assert_eq!(of(3, 7), [0..7, 0..7, 0..7]);
-    }
-
-    #[test]
-    fn devices_that_do_not_divide_the_heads_are_refused_in_words() {
-        for size in [3, 5, 6, 16] {
-            let error = TpRank { rank: 0, size }.config(&gpt_oss_20b()).expect_err("8 heads");
-            assert!(error.to_string().contains(&format!("8 key and value heads, which {size} does not divide")));
-            assert_eq!(error.hint().as_deref(), Some("`--tp` takes 2, 4, 8 here"));
-        }
-    }
+    use format::TensorPart;
 
     /// The model, its matrices in a format with blocks.
     fn in_blocks(config: ModelConfig, dtype: Dtype) -> Checkpoint {
@@ -308,7 +212,8 @@ mod tests {
         let all = std::mem::take(&mut checkpoint.tensors).into_values();
         let tensors = all.flat_map(|tensor| {
             let own = if tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
-            let part = |part: Part| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
+            let part =
+                |part: TensorPart| Tensor { name: part.name, dtype: part.dtype, shape: part.shape, ..tensor.clone() };
             own.parts(&tensor.name, &tensor.shape).into_iter().map(part).collect::<Vec<_>>()
         });
         checkpoint.tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
@@ -325,7 +230,7 @@ mod tests {
                 let own = if group.tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
                 own.parts(&group.name_in(0), &group.shape)
             });
-            for Part { name, dtype, mut shape } in expected {
+            for TensorPart { name, dtype, mut shape } in expected {
                 if name.starts_with("unembedding") {
                     shape[0] = 100_544;
                 }

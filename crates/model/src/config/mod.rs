@@ -1,4 +1,7 @@
 //! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
+//! [`tensor_parallel`] has those of a part of one.
+
+pub mod tensor_parallel;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -282,7 +285,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// The first that `dim` or `number` gives, or `missing` of a name that has no default.
-    pub(crate) fn of<E>(
+    pub(crate) fn from_values<E>(
         family: &'static Family,
         mut dim: impl FnMut(&'static Dim) -> Result<Option<usize>, E>,
         mut number: impl FnMut(&'static Number) -> Result<Option<f32>, E>,
@@ -332,7 +335,7 @@ impl ModelConfig {
             family.dims.iter().any(|dim| dim.name == name) || family.numbers.iter().any(|number| number.name == name)
         };
         assert!(values.iter().all(|(name, _)| is_known(name)), "{} has other names", family.name);
-        let config = Self::of(
+        let config = Self::from_values(
             family,
             |dim| Ok(value(&dim.name).map(|value| value as usize)),
             |number| Ok(value(&number.name).map(|value| value as f32)),
@@ -421,7 +424,7 @@ impl NamedShape {
     }
 
     /// Those of a family, the smallest first.
-    pub fn of(family: &Family) -> impl Iterator<Item = Self> + '_ {
+    pub fn all_of_family(family: &Family) -> impl Iterator<Item = Self> + '_ {
         Self::all().iter().filter(|shape| std::ptr::eq(shape.family, family)).copied()
     }
 

@@ -7,7 +7,7 @@ fn the_published_models_are_models() {
     for shape in NamedShape::all() {
         shape.config(None).check().unwrap();
     }
-    let names: Vec<&str> = NamedShape::of(NamedShape::gpt_oss_20b().family).map(NamedShape::name).collect();
+    let names: Vec<&str> = NamedShape::all_of_family(NamedShape::gpt_oss_20b().family).map(NamedShape::name).collect();
     assert_eq!(names, ["gpt-oss-20b", "gpt-oss-120b"]);
     assert_eq!(NamedShape::gpt_oss_20b().config(Some(2)).num_hidden_layers, 2);
 }

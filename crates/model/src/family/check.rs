@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::layer::{Operand, Statement};
-use super::{Expected, Family, FamilyError, FamilyTensor, Format, Stack, in_layer};
+use super::{Expected, Family, FamilyError, FamilyTensor, NamingScheme, Stack, in_layer};
 use data::Place;
 use expression::Scope;
 
@@ -120,7 +120,10 @@ impl FamilyTensor {
         let Some(pairs) = &self.pairs else { return Ok(()) };
         let of_head = pairs.rows.whole_u32(dims)? as usize;
         let is_of_heads = |rows: usize| of_head > 0 && of_head.is_multiple_of(2) && rows.is_multiple_of(of_head);
-        match self.pieces(Format::Gguf, dims).iter().find(|piece| piece.pairs.is_some() && !is_of_heads(piece.shape[0]))
+        match self
+            .pieces(NamingScheme::Gguf, dims)
+            .iter()
+            .find(|piece| piece.pairs.is_some() && !is_of_heads(piece.shape[0]))
         {
             None => Ok(()),
             Some(piece) => {

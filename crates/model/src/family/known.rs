@@ -10,7 +10,7 @@ use super::{Family, FamilyError};
 const MAX_BYTES: u64 = 1 << 20;
 
 /// All that were found.
-struct Known {
+struct KnownFamilies {
     families: Vec<&'static Family>,
     broken: Vec<Broken>,
 }
@@ -26,7 +26,7 @@ pub struct Broken {
 }
 
 /// What is known stays where it is, so that families can be referred to: there are few of them.
-static KNOWN: RwLock<Option<&'static Known>> = RwLock::new(None);
+static KNOWN: RwLock<Option<&'static KnownFamilies>> = RwLock::new(None);
 
 /// The user's folder, which need not exist: `<config folder>/gptoss-jit/models`.
 pub fn folder() -> Option<PathBuf> {
@@ -39,7 +39,7 @@ pub fn folder() -> Option<PathBuf> {
 /// What is wrong with the first file that is broken, of `files`; those of the folder are kept with theirs, see
 /// [`broken`].
 pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError> {
-    let mut known = Known { families: Vec::new(), broken: Vec::new() };
+    let mut known = KnownFamilies { families: Vec::new(), broken: Vec::new() };
     for file in files {
         let family = read_file(file)?;
         known.add(family);
@@ -60,11 +60,11 @@ pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError>
 pub fn put_first(family: Family) -> &'static Family {
     let family: &'static Family = Box::leak(Box::new(family));
     let others = known().iter().filter(|known| known.name != family.name).copied();
-    set(Known { families: std::iter::once(family).chain(others).collect(), broken: Vec::new() });
+    set(KnownFamilies { families: std::iter::once(family).chain(others).collect(), broken: Vec::new() });
     family
 }
 
-fn set(known: Known) {
+fn set(known: KnownFamilies) {
     *KNOWN.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::leak(Box::new(known)));
 }
 
@@ -99,17 +99,17 @@ pub(crate) fn usable(family: &Family) -> Result<(), FamilyError> {
     }
 }
 
-fn all() -> &'static Known {
+fn all() -> &'static KnownFamilies {
     if let Some(known) = *KNOWN.read().unwrap_or_else(PoisonError::into_inner) {
         return known;
     }
-    let mut known = Known { families: Vec::new(), broken: Vec::new() };
+    let mut known = KnownFamilies { families: Vec::new(), broken: Vec::new() };
     known.add_built_in();
     let mut all = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
     all.get_or_insert_with(|| Box::leak(Box::new(known)))
 }
 
-impl Known {
+impl KnownFamilies {
     fn add(&mut self, family: Family) {
         if !self.families.iter().any(|known| known.name == family.name) {
             self.families.push(Box::leak(Box::new(family))); // as long-lived as the process, as what is built in

@@ -162,21 +162,21 @@ pub struct FamilyTensor {
     when: Option<Expression>,
     /// Elements of each dimension, outermost first.
     shape: Vec<Expression>,
-    /// What it is made of, by [`Format`].
-    spelled: [Spelled; Format::ALL.len()],
+    /// What it is made of, by [`NamingScheme`].
+    spelled: [Spelled; NamingScheme::ALL.len()],
     /// How stored tensors are put together where one stands for several.
     stack: Option<Stack>,
     /// Stored tensors of GGUF whose rows are in another order.
     pairs: Option<Pairs>,
     /// What a device has of it.
-    pub(crate) cut: Cut,
+    pub(crate) cut: Sharding,
     /// How a random one is drawn.
     pub(crate) draw: Draw,
 }
 
 /// Where tensors have names of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum NamingScheme {
     /// OpenAI's original checkpoints, whose names are ours.
     OpenAi,
     /// Hugging Face's transformers.
@@ -185,7 +185,7 @@ pub enum Format {
     Gguf,
 }
 
-impl Format {
+impl NamingScheme {
     pub(crate) const ALL: [Self; 3] = [Self::OpenAi, Self::HuggingFace, Self::Gguf];
 }
 
@@ -232,7 +232,7 @@ pub struct StoredPiece<'a> {
 
 /// What a device has of a tensor that several share.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(crate) enum Cut {
+pub(crate) enum Sharding {
     #[default]
     #[serde(rename = "whole")]
     Whole,
@@ -288,7 +288,7 @@ impl Family {
 
     /// Whether what an op makes with these tensors is a part of a sum, where several devices share them.
     pub(crate) fn is_summed(&self, name: &str) -> bool {
-        self.tensors_of(name).any(|tensor| matches!(tensor.cut, Cut::QueryHeadColumns | Cut::FeatureColumns))
+        self.tensors_of(name).any(|tensor| matches!(tensor.cut, Sharding::QueryHeadColumns | Sharding::FeatureColumns))
     }
 
     /// The tensor of a canonical name, or the one of whose blocks it is a parameter (a scale), and whether it is that.
@@ -301,7 +301,7 @@ impl Family {
                 (true, None) => false,
             })
         };
-        let parameters = || format::Format::all().iter().flat_map(|format| format.parameters);
+        let parameters = || format::BlockFormat::all().iter().flat_map(|format| format.parameters);
         let is_beside = |tensor: &FamilyTensor, name: &str| {
             parameters().any(|parameter| parameter.name_beside(&tensor.name) == name)
         };
@@ -378,7 +378,7 @@ impl FamilyTensor {
     }
 
     /// What it is made of in a format.
-    pub(crate) fn spelled(&self, format: Format) -> &Spelled {
+    pub(crate) fn spelled(&self, format: NamingScheme) -> &Spelled {
         &self.spelled[format as usize]
     }
 
@@ -387,14 +387,20 @@ impl FamilyTensor {
         self.stack.as_ref()
     }
 
-    fn piece<'a>(&self, name: &'a String, shape: Vec<usize>, format: Format, dims: &Arc<Scope>) -> StoredPiece<'a> {
-        let is_paired = |pairs: &&Pairs| format == Format::Gguf && pairs.gguf.contains(name);
+    fn piece<'a>(
+        &self,
+        name: &'a String,
+        shape: Vec<usize>,
+        format: NamingScheme,
+        dims: &Arc<Scope>,
+    ) -> StoredPiece<'a> {
+        let is_paired = |pairs: &&Pairs| format == NamingScheme::Gguf && pairs.gguf.contains(name);
         let pairs = self.pairs.as_ref().filter(is_paired).map(|pairs| value(&pairs.rows, dims));
         StoredPiece { name, shape, pairs }
     }
 
     /// The stored tensors that it is made of in a format.
-    pub fn pieces(&self, format: Format, dims: &Arc<Scope>) -> Vec<StoredPiece<'_>> {
+    pub fn pieces(&self, format: NamingScheme, dims: &Arc<Scope>) -> Vec<StoredPiece<'_>> {
         let shape = self.shape(dims);
         match (self.spelled(format), &self.stack) {
             (Spelled::Same(name), _) => vec![self.piece(name, shape, format, dims)],

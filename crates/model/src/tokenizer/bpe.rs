@@ -122,13 +122,14 @@ impl Tokenizer {
 impl SpelledBpe {
     /// Whether there is a byte that no token stands for alone.
     pub(super) fn lacks_a_byte(&self) -> bool {
-        let bytes = Spelling::new();
-        let alone = self.tokens.iter().filter(|(text, id)| bytes.of(text, *id).is_ok_and(|bytes| bytes.len() == 1));
+        let spelling = Spelling::new();
+        let alone =
+            self.tokens.iter().filter(|(text, id)| spelling.bytes(text, *id).is_ok_and(|bytes| bytes.len() == 1));
         alone.count() < 256
     }
 
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
-        let bytes = Spelling::new();
+        let spelling = Spelling::new();
         let n_tokens = vocab_size.max(self.tokens.len() + self.added.len() + self.unused.len());
         let mut slots = Slots { tokens: vec![None; n_tokens] };
         for (text, id) in &self.added {
@@ -140,7 +141,7 @@ impl SpelledBpe {
         for (text, id) in &self.tokens {
             let is_added = slots.has(text, *id);
             if !is_added {
-                slots.put(text, *id, bytes.of(text, *id)?, TokenKind::Ordinary)?;
+                slots.put(text, *id, spelling.bytes(text, *id)?, TokenKind::Ordinary)?;
             }
         }
         let mut vocabulary = slots.vocabulary();
@@ -148,7 +149,7 @@ impl SpelledBpe {
         if let Some(byte) = (b' '..=b'~').find(|byte| vocabulary.id(&[*byte]).is_none()) {
             return Err(BpeError::NoByte { byte });
         }
-        let ranks = ranks(&vocabulary, &bytes, self.merges)?;
+        let ranks = ranks(&vocabulary, &spelling, self.merges)?;
         vocabulary.set_merges(Merges { ranks, ignored_for_words: self.ignore_merges });
         Ok(vocabulary)
     }
@@ -157,13 +158,13 @@ impl SpelledBpe {
 /// The place of every pair of ids in the list of merges.
 fn ranks(
     vocabulary: &Vocabulary,
-    bytes: &Spelling,
+    spelling: &Spelling,
     merges: Vec<(String, String)>,
 ) -> Result<HashMap<(u32, u32), u32>, BpeError> {
     let mut ranks = HashMap::with_capacity(merges.len());
     for (index, (left, right)) in merges.into_iter().enumerate() {
         let pair = || {
-            let (left, right) = (bytes.of(&left, 0).ok()?, bytes.of(&right, 0).ok()?);
+            let (left, right) = (spelling.bytes(&left, 0).ok()?, spelling.bytes(&right, 0).ok()?);
             vocabulary.id(&[&left[..], &right[..]].concat())?;
             Some((vocabulary.id(&left)?, vocabulary.id(&right)?))
         };
@@ -226,7 +227,7 @@ impl Spelling {
     }
 
     /// The bytes of a token.
-    fn of(&self, text: &str, id: u32) -> Result<Bytes, BpeError> {
+    fn bytes(&self, text: &str, id: u32) -> Result<Bytes, BpeError> {
         let byte = |character: char| {
             let byte = self.bytes.get(character as usize).copied().flatten();
             byte.ok_or_else(|| BpeError::Character { id, text: text.to_owned(), character })
@@ -251,9 +252,9 @@ mod tests {
 
     /// The 256 bytes, then `th`, `he`, `the`, and a name.
     fn spelled() -> SpelledBpe {
-        let bytes = Spelling::new();
-        let mut alphabet: Vec<(String, u32)> = (0..bytes.bytes.len())
-            .filter_map(|c| Some((char::from_u32(c as u32)?.to_string(), u32::from(bytes.bytes[c]?))))
+        let spelling = Spelling::new();
+        let mut alphabet: Vec<(String, u32)> = (0..spelling.bytes.len())
+            .filter_map(|c| Some((char::from_u32(c as u32)?.to_string(), u32::from(spelling.bytes[c]?))))
             .collect();
         alphabet.extend([("th", 256), ("he", 257), ("the", 258)].map(|(text, id)| (text.to_owned(), id)));
         let merge = |left: &str, right: &str| (left.to_owned(), right.to_owned());

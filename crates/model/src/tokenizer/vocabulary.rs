@@ -70,7 +70,7 @@ impl Vocabulary {
     pub(crate) fn new(tokens: Vec<Token>, max_token_length: usize, byte_names: ByteNames) -> Self {
         let mut ids = HashMap::with_capacity(tokens.len());
         let pieces = Vec::with_capacity(tokens.len());
-        let mut vocabulary = Self::of(pieces, Ids::Listed(HashMap::new()), max_token_length);
+        let mut vocabulary = Self::from_pieces(pieces, Ids::Listed(HashMap::new()), max_token_length);
         for (id, Token { bytes, kind }) in tokens.into_iter().enumerate() {
             let id = u32::try_from(id).expect("vocabularies have fewer than 2^32 tokens");
             if kind == TokenKind::Special {
@@ -99,14 +99,14 @@ impl Vocabulary {
         specials: impl Iterator<Item = (Bytes, u32)>,
     ) -> Self {
         let longest = pieces.iter().map(Bytes::len).max().unwrap_or(0);
-        let mut vocabulary = Self::of(pieces, Ids::BuiltIn(id), longest);
+        let mut vocabulary = Self::from_pieces(pieces, Ids::BuiltIn(id), longest);
         for (name, id) in specials {
             vocabulary.add_special(name, id);
         }
         vocabulary
     }
 
-    fn of(pieces: Vec<Bytes>, ids: Ids, max_token_length: usize) -> Self {
+    fn from_pieces(pieces: Vec<Bytes>, ids: Ids, max_token_length: usize) -> Self {
         Self {
             pieces,
             ids,

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::{Drawn, Kind, Step};
+use crate::answer::{AnswerDelta, Drawn, Kind};
 use crate::logprobs;
 use crate::tools::Tools;
 use chat::BETWEEN_MESSAGES;
@@ -58,29 +58,29 @@ enum Open {
 
 impl ChatMessage {
     /// Takes what became known, and gives what that adds, if anything.
-    pub(crate) fn take(&mut self, step: Step) -> Option<Delta> {
+    pub(crate) fn take(&mut self, step: AnswerDelta) -> Option<Delta> {
         match (step, self.open) {
-            (Step::Opened(kind), _) => self.open(kind),
-            (Step::Text { text, .. }, Some(Open::Reasoning)) => {
+            (AnswerDelta::Opened(kind), _) => self.open(kind),
+            (AnswerDelta::Text { text, .. }, Some(Open::Reasoning)) => {
                 let text = self.separated(text, self.reasoning.is_empty());
                 self.reasoning += &text;
                 Some(Delta::Reasoning(text))
             }
-            (Step::Text { text, drawn }, Some(Open::Content)) => {
+            (AnswerDelta::Text { text, drawn }, Some(Open::Content)) => {
                 let text = self.separated(text, self.content.is_empty());
                 self.content += &text;
                 self.drawn.extend(drawn.iter().cloned());
                 Some(Delta::Content { text, drawn })
             }
-            (Step::Text { text, .. }, Some(Open::Call)) => {
+            (AnswerDelta::Text { text, .. }, Some(Open::Call)) => {
                 self.calls.last_mut()?.arguments += &text;
                 Some(Delta::Arguments { index: self.calls.len() - 1, text })
             }
-            (Step::Closed { is_whole }, Some(Open::Call)) => {
+            (AnswerDelta::Closed { is_whole }, Some(Open::Call)) => {
                 self.calls.last_mut()?.is_whole = is_whole;
                 None
             }
-            (Step::Closed { .. } | Step::Text { .. }, _) => None,
+            (AnswerDelta::Closed { .. } | AnswerDelta::Text { .. }, _) => None,
         }
     }
 

@@ -19,7 +19,7 @@ use super::Server;
 use super::answer::Finish;
 use super::body;
 use super::choices::{Choices, News, Usage};
-use super::conversation::Entry;
+use super::conversation::ConversationItem;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
@@ -46,8 +46,8 @@ async fn prompted(
 ) -> Result<(ChatRequest, Prompt), ApiError> {
     let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
     let work = move |is_wanted: &dyn Fn() -> bool| {
-        let entries: Vec<&Entry> = request.entries.iter().collect();
-        let prompt = prompt::of(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
+        let entries: Vec<&ConversationItem> = request.entries.iter().collect();
+        let prompt = prompt::build(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
         prompt.map(|prompt| (request, prompt))
     };
     server.long_work.run(is_long, work).await?
@@ -95,7 +95,7 @@ async fn complete(
         model,
         system_fingerprint: server.backend.model().fingerprint.clone(),
     };
-    let messages = vec![Said::default(); choices.count()];
+    let messages = vec![ChatChoice::default(); choices.count()];
     let chunk_head = sse::Head::new(&head.json("chat.completion.chunk"));
     let answers = Answers { head, chunk_head, messages, server, choices, request };
     if answers.request.ask.stream {
@@ -120,11 +120,11 @@ struct Answers {
     head: Head,
     chunk_head: sse::Head,
     choices: Choices,
-    messages: Vec<Said>,
+    messages: Vec<ChatChoice>,
 }
 
 #[derive(Clone, Debug, Default)]
-struct Said {
+struct ChatChoice {
     message: ChatMessage,
     has_begun: bool,
     finish: Option<Finish>,
@@ -149,7 +149,7 @@ impl Answers {
         Ok(answer)
     }
 
-    fn choice(&self, index: usize, said: &Said) -> Value {
+    fn choice(&self, index: usize, said: &ChatChoice) -> Value {
         let wants_logprobs = self.request.ask.n_logprobs.is_some();
         let logprobs = if wants_logprobs { said.message.logprobs(&self.server.tokenizer) } else { Value::Null };
         json!({

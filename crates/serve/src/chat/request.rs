@@ -1,11 +1,11 @@
 //! The body of `POST /v1/chat/completions`.
 
 use crate::ask::{self, Ask};
-use crate::conversation::Entry;
+use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
 use crate::tools::{Hosted, TextFormat, Tools};
-use chat::{Made, Part, Phase};
+use chat::{AssistantMessage, MessagePart, Phase};
 
 /// Most answers of a request.
 const MAX_CHOICES: i64 = 128;
@@ -20,7 +20,7 @@ const UNSUPPORTED: [&str; 3] = ["functions", "function_call", "web_search_option
 pub(crate) struct ChatRequest {
     /// What it has in common with others.
     pub(crate) ask: Ask,
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ConversationItem>,
     pub(crate) n: usize,
     /// A last chunk has the usage.
     pub(crate) include_usage: bool,
@@ -73,7 +73,7 @@ fn logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
     }
 }
 
-fn messages(body: &Field) -> Result<Vec<Entry>, ApiError> {
+fn messages(body: &Field) -> Result<Vec<ConversationItem>, ApiError> {
     let messages = body.need("messages")?;
     let list = messages.list()?;
     if list.is_empty() {
@@ -82,21 +82,25 @@ fn messages(body: &Field) -> Result<Vec<Entry>, ApiError> {
     list.iter().map(message).collect()
 }
 
-fn message(message: &Field) -> Result<Entry, ApiError> {
+fn message(message: &Field) -> Result<ConversationItem, ApiError> {
     let content = || ask::content_text(&message.need("content")?);
     let role = message.need("role")?;
     let roles = [("developer", 0), ("system", 0), ("user", 1), ("assistant", 2), ("tool", 3), ("function", 4)];
     Ok(match role.one_of(&roles)? {
-        0 => Entry::Developer(content()?),
-        1 => Entry::User(content()?),
-        2 => Entry::Assistant(assistant(message)?),
+        0 => ConversationItem::Developer(content()?),
+        1 => ConversationItem::User(content()?),
+        2 => ConversationItem::Assistant(assistant(message)?),
         3 => {
             let call_id = message.need("tool_call_id")?;
-            Entry::Result { call_id: call_id.text()?.to_owned(), text: content()?, path: call_id.path().to_owned() }
+            ConversationItem::Result {
+                call_id: call_id.text()?.to_owned(),
+                text: content()?,
+                path: call_id.path().to_owned(),
+            }
         }
         _ => {
             let name = message.need("name")?;
-            Entry::Result { call_id: old_id(name.text()?), text: content()?, path: name.path().to_owned() }
+            ConversationItem::Result { call_id: old_id(name.text()?), text: content()?, path: name.path().to_owned() }
         }
     })
 }
@@ -106,16 +110,16 @@ fn old_id(name: &str) -> String {
     format!("function {name}")
 }
 
-fn assistant(message: &Field) -> Result<Vec<Made>, ApiError> {
+fn assistant(message: &Field) -> Result<Vec<AssistantMessage>, ApiError> {
     let mut parts = Vec::new();
     let reasoning = message.get("reasoning").or_else(|| message.get("reasoning_content"));
     if let Some(reasoning) = reasoning {
-        parts.push(Part::Reasoning(ask::content_text(&reasoning)?));
+        parts.push(MessagePart::Reasoning(ask::content_text(&reasoning)?));
     }
     if let Some(content) = message.get("content") {
         let phases = [("commentary", Phase::Commentary), ("final_answer", Phase::FinalAnswer)];
         let phase = message.get("phase").map(|phase| phase.one_of(&phases)).transpose()?;
-        parts.push(Part::Content { text: ask::content_text(&content)?, phase });
+        parts.push(MessagePart::Content { text: ask::content_text(&content)?, phase });
     }
     for call in message.get("tool_calls").map_or(Ok(Vec::new()), |calls| calls.list())? {
         if let Some(kind) = call.get("type") {
@@ -128,7 +132,7 @@ fn assistant(message: &Field) -> Result<Vec<Made>, ApiError> {
         let name = function.need("name")?.text()?;
         parts.push(ask::call(old_id(name), name, arguments(&function)?));
     }
-    Ok(parts.into_iter().map(Made::from).collect())
+    Ok(parts.into_iter().map(AssistantMessage::from).collect())
 }
 
 fn arguments<'a>(function: &Field<'a>) -> Result<&'a str, ApiError> {
@@ -145,7 +149,7 @@ mod tests {
         ChatRequest::read(&Field::body(body).expect("an object"))
     }
 
-    fn entries(messages: Value) -> Result<Vec<Entry>, (String, String)> {
+    fn entries(messages: Value) -> Result<Vec<ConversationItem>, (String, String)> {
         let read = read(&json!({ "messages": messages }));
         read.map(|request| request.entries).map_err(|error| {
             let error = &error.body()["error"];
@@ -161,15 +165,18 @@ mod tests {
             let mut message = json!({"role": "assistant", "content": "", "tool_calls": [call]});
             message[name] = "Hm.".into();
             let want = vec![
-                Part::Reasoning("Hm.".into()),
-                Part::Content { text: String::new(), phase: None },
+                MessagePart::Reasoning("Hm.".into()),
+                MessagePart::Content { text: String::new(), phase: None },
                 ask::call("call_1".into(), "f", "{\"a\":1}"),
             ];
-            let want = want.into_iter().map(Made::from).collect();
-            assert_eq!(entries(json!([message])), Ok(vec![Entry::Assistant(want)]));
+            let want = want.into_iter().map(AssistantMessage::from).collect();
+            assert_eq!(entries(json!([message])), Ok(vec![ConversationItem::Assistant(want)]));
         }
         let both = json!({"role": "assistant", "content": null, "reasoning": "a", "reasoning_content": "b"});
-        assert_eq!(entries(json!([both])), Ok(vec![Entry::Assistant(vec![Part::Reasoning("a".into()).into()])]));
+        assert_eq!(
+            entries(json!([both])),
+            Ok(vec![ConversationItem::Assistant(vec![MessagePart::Reasoning("a".into()).into()])])
+        );
     }
 
     #[test]

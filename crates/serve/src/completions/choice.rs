@@ -13,7 +13,7 @@ use model::tokenizer::stream::TextStream;
 
 /// What of an answer is told.
 #[derive(Clone, Debug)]
-pub(super) struct Told {
+pub(super) struct ChoiceOptions {
     /// Tokens that end it and are no text.
     pub(crate) stop_ids: Vec<u32>,
     /// Whether names of special tokens are left out of the text.
@@ -27,7 +27,7 @@ pub(super) struct Told {
 /// One answer that is being generated.
 pub(super) struct Choice {
     index: usize,
-    told: Told,
+    told: ChoiceOptions,
     stop_text: StopText,
     stream: TextStream,
     /// Characters so far, the prompt's included if it is told.
@@ -71,7 +71,7 @@ impl Choice {
         index: usize,
         prompt: Option<Vec<u32>>,
         echo: bool,
-        told: Told,
+        told: ChoiceOptions,
         stop_text: StopText,
         generation: Generation,
     ) -> Self {
@@ -98,7 +98,7 @@ impl Choice {
     /// If the generation failed.
     pub(crate) async fn next(&mut self, tokenizer: &Tokenizer) -> Result<Piece, ApiError> {
         let generation = self.generation.as_mut().expect("nobody asks after the end");
-        let mut piece = Piece::of(self.index);
+        let mut piece = Piece::new(self.index);
         let chunk = generation.next().await;
         // Not before there is something to say: a piece that says nothing is left out, and this with it.
         let says_something = !chunk.tokens.is_empty() || chunk.ending.is_some();
@@ -214,7 +214,7 @@ fn top(row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
 }
 
 impl Piece {
-    pub(crate) fn of(index: usize) -> Self {
+    pub(crate) fn new(index: usize) -> Self {
         Self { index, ..Self::default() }
     }
 

@@ -15,7 +15,7 @@ use futures_util::{Stream, StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use self::choice::{Choice, Piece, Told};
+use self::choice::{Choice, ChoiceOptions, Piece};
 use self::prompt::{Prompt, Prompts};
 use super::Server;
 use super::body::{self, FromBody, Json};
@@ -148,9 +148,9 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
     let usage = Usage { prompt_tokens, ..Usage::default() };
     if fields.stream.unwrap_or(false) {
         let options = fields.stream_options.unwrap_or_default();
-        Ok(sse::response(Answer { server, head, usage, options }.events(choices)))
+        Ok(sse::response(CompletionResponse { server, head, usage, options }.events(choices)))
     } else {
-        Answer { server, head, usage, options: StreamOptions::default() }.whole(choices).await
+        CompletionResponse { server, head, usage, options: StreamOptions::default() }.whole(choices).await
     }
 }
 
@@ -160,7 +160,7 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     if fields.sampling.wishes.seed.is_some() {
         sampling.seed = sampling.seed.wrapping_add(i);
     }
-    let told = Told {
+    let told = ChoiceOptions {
         stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.ends.clone() },
         skips_specials: fields.skip_special_tokens.unwrap_or(false),
         n_logprobs: fields.logprobs,
@@ -226,19 +226,19 @@ impl Usage {
 }
 
 /// Everything but the texts.
-struct Answer {
+struct CompletionResponse {
     server: Arc<Server>,
     head: sse::Head,
     usage: Usage,
     options: StreamOptions,
 }
 
-impl Answer {
+impl CompletionResponse {
     /// All of it in one object: the pieces that a stream would have, joined.
     async fn whole(mut self, choices: Vec<Choice>) -> Result<Response, ApiError> {
         let mut whole = Vec::with_capacity(choices.len());
         for mut choice in choices {
-            let mut joined = Piece::of(choice.index());
+            let mut joined = Piece::new(choice.index());
             while joined.finish_reason.is_none() {
                 joined.join(choice.next(&self.server.tokenizer).await?);
             }

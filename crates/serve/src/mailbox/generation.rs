@@ -193,12 +193,13 @@ mod tests {
 
     use super::super::Awaited;
     use super::*;
-    use crate::intake::{Intake, Limits};
+    use crate::intake::{Intake, IntakeLimits};
     use crate::metrics::Metrics;
     use engine::scheduler::{Request, Sampling};
 
     fn intake() -> Arc<Intake> {
-        let limits = Limits { n_slots: 1, max_queue: 9, max_queued_tokens: 99, context_tokens: 99, vocab_size: 9 };
+        let limits =
+            IntakeLimits { n_slots: 1, max_queue: 9, max_queued_tokens: 99, context_tokens: 99, vocab_size: 9 };
         Intake::new(limits, Metrics::default())
     }
 

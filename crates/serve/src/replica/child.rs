@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use super::masks::{self, Times, Wanted};
-use super::{Order, Ready, Stepped, Told};
+use super::{ServeReplicaMessage, ServeReplicaOrder, ServeReplicaReady, Stepped};
 use chat::grammar::Grammars;
 use engine::scheduler::{Event, FinishReason, Request, RequestId};
 use engine::{Engine, EngineError};
@@ -15,7 +15,7 @@ use replica::child::{begin, tell};
 
 /// What the thread that steps hears.
 enum Heard {
-    Order(Order),
+    Order(ServeReplicaOrder),
     /// A request has its mask, or cannot have one.
     Masked(u64, Result<Request, String>),
 }
@@ -42,13 +42,18 @@ impl Orders {
     ///
     /// # Errors
     /// The engine's.
-    pub fn work(self, engine: &mut Engine, grammars: Option<Grammars>, ready: Ready) -> Result<(), EngineError> {
+    pub fn work(
+        self,
+        engine: &mut Engine,
+        grammars: Option<Grammars>,
+        ready: ServeReplicaReady,
+    ) -> Result<(), EngineError> {
         let times = Times::default();
         let masked = self.tell;
         let made = move |key, made| drop(masked.send(Heard::Masked(key, made)));
         let masks = masks::start(grammars, times.clone(), made).expect("a thread as others before it");
         let mut open = Open { engine, masks, states: HashMap::new(), keys: HashMap::new() };
-        tell(Told::Ready(ready));
+        tell(ServeReplicaMessage::Ready(ready));
         loop {
             if open.engine.is_idle() {
                 // The threads that send to it end with the process.
@@ -66,7 +71,7 @@ impl Orders {
             let mut stepped = open.stepped(events);
             stepped.took_us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
             stepped.masks_ns = masks::taken(&times);
-            tell(Told::Stepped(stepped));
+            tell(ServeReplicaMessage::Stepped(stepped));
         }
     }
 }
@@ -92,12 +97,12 @@ enum State {
 impl Open<'_> {
     fn obey(&mut self, heard: Heard) {
         match heard {
-            Heard::Order(Order::Submit(key, asked)) if asked.grammar.is_some() => {
+            Heard::Order(ServeReplicaOrder::Submit(key, asked)) if asked.grammar.is_some() => {
                 self.states.insert(key, State::Masking { is_cancelled: false });
                 let _ = self.masks.send((key, asked)); // the thread is there as long as this one
             }
-            Heard::Order(Order::Submit(key, asked)) => self.submit(key, asked.into()),
-            Heard::Order(Order::Cancel(key)) => match self.states.get_mut(&key) {
+            Heard::Order(ServeReplicaOrder::Submit(key, asked)) => self.submit(key, asked.into()),
+            Heard::Order(ServeReplicaOrder::Cancel(key)) => match self.states.get_mut(&key) {
                 Some(State::Masking { is_cancelled }) => *is_cancelled = true,
                 // The next step tells that it is over, if it is not over already.
                 Some(State::There(id)) => drop(self.engine.cancel(*id)),
@@ -107,10 +112,10 @@ impl Open<'_> {
                 (Some(State::Masking { is_cancelled: true }), _) => {
                     let finished = vec![(key, FinishReason::Cancelled.into())];
                     let figures = self.engine.figures();
-                    tell(Told::Stepped(Stepped { figures, finished, ..Stepped::default() }));
+                    tell(ServeReplicaMessage::Stepped(Stepped { figures, finished, ..Stepped::default() }));
                 }
                 (_, Ok(request)) => self.submit(key, request),
-                (_, Err(why)) => tell(Told::Refused(key, why)),
+                (_, Err(why)) => tell(ServeReplicaMessage::Refused(key, why)),
             },
         }
     }
@@ -121,7 +126,7 @@ impl Open<'_> {
                 self.keys.insert(id, key);
                 self.states.insert(key, State::There(id));
             }
-            Err(error) => tell(Told::Refused(key, chain(&error))),
+            Err(error) => tell(ServeReplicaMessage::Refused(key, chain(&error))),
         }
     }
 

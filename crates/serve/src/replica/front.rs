@@ -11,15 +11,15 @@ use sha2::{Digest, Sha256};
 
 use super::held::{Held, Prefixes};
 use super::watch::{self, Heard};
-use super::{Order, Ready};
+use super::{ServeReplicaOrder, ServeReplicaReady};
 use crate::backend::{Backend, Figures, Health, ModelFacts, Refused, ReplicaFigures};
 use crate::engine_thread::STALLED;
 use crate::failing::Failing;
-use crate::intake::{Intake, Limits};
+use crate::intake::{Intake, IntakeLimits};
 use crate::mailbox::{Ending, Failed, Generation, Mailbox};
 use crate::metrics::Metrics;
 use engine::scheduler::{Figures as EngineFigures, Request};
-use replica::{Asked, Replica, ReplicaError, Start};
+use replica::{Replica, ReplicaError, Start, WireRequest};
 
 /// What a request that a replica has already is worth, in tokens of a prompt: one more slows all of them, and a prefix
 /// that is not there is computed once.
@@ -55,7 +55,7 @@ pub(super) struct Place {
     pub(crate) life: Life,
     /// Which of the processes that were started here.
     pub(crate) birth: u64,
-    pub(crate) ready: Ready,
+    pub(crate) ready: ServeReplicaReady,
     /// Since when it takes requests.
     pub(crate) since: Instant,
     /// When it was heard of a step last, or got something to do.
@@ -82,7 +82,7 @@ pub(super) enum Life {
 /// A request that is not over.
 pub(super) struct Open {
     /// With the tokens that were told.
-    pub(crate) asked: Asked,
+    pub(crate) asked: WireRequest,
     pub(crate) prefixes: Prefixes,
     pub(crate) mailbox: Arc<Mailbox>,
     /// Which replica has it.
@@ -93,7 +93,7 @@ pub(super) struct Open {
 }
 
 impl Place {
-    pub(crate) fn new(start: Start, replica: Replica, ready: Ready) -> Self {
+    pub(crate) fn new(start: Start, replica: Replica, ready: ServeReplicaReady) -> Self {
         let now = Instant::now();
         let (figures, counted) = (EngineFigures::default(), EngineFigures::default());
         let held = Held::new(ready.n_blocks);
@@ -186,7 +186,7 @@ impl Front {
         let Some(open) = requests.get_mut(&key) else { return };
         open.is_cancelled = true;
         match open.at.map(|i| &places[i].life) {
-            Some(Life::Up(replica)) => replica.order(Replica::line(&Order::Cancel(key))),
+            Some(Life::Up(replica)) => replica.order(Replica::line(&ServeReplicaOrder::Cancel(key))),
             Some(_) => {}
             None => {
                 open.mailbox.cancelled();
@@ -206,12 +206,12 @@ impl Replicas {
     pub fn start(
         starts: Vec<Start>,
         created: u64,
-        limits: impl FnOnce(&[Ready]) -> Limits,
+        limits: impl FnOnce(&[ServeReplicaReady]) -> IntakeLimits,
         metrics: Metrics,
     ) -> Result<Self, ReplicaError> {
         let (said, heard) = channel();
         let places = watch::begin(starts, &said, &heard)?;
-        let ready: Vec<Ready> = places.iter().map(|place| place.ready.clone()).collect();
+        let ready: Vec<ServeReplicaReady> = places.iter().map(|place| place.ready.clone()).collect();
         let limits = limits(&ready);
         let facts = limits.facts(fingerprint(&ready), created);
         let front = Arc::new(Front {
@@ -235,7 +235,7 @@ impl Replicas {
 }
 
 /// Of all replicas: that of one where they are alike.
-fn fingerprint(ready: &[Ready]) -> String {
+fn fingerprint(ready: &[ServeReplicaReady]) -> String {
     let first = &ready[0].fingerprint;
     if ready.iter().all(|one| one.fingerprint == *first) {
         return first.clone();
@@ -255,9 +255,9 @@ impl Backend for Replicas {
         let mailbox = front.intake.take(&mut request)?;
         let prefixes = Prefixes::new(request.cache_salt, front.block_tokens, &request.prompt);
         let key = front.next_key.fetch_add(1, Ordering::Relaxed);
-        let order = Order::Submit(key, request.into());
+        let order = ServeReplicaOrder::Submit(key, request.into());
         let line = Replica::line(&order);
-        let Order::Submit(_, asked) = order else { unreachable!("it is what it was made") };
+        let ServeReplicaOrder::Submit(_, asked) = order else { unreachable!("it is what it was made") };
         let (of_request, at) = (mailbox.clone(), None);
         let open = Open { asked, prefixes, mailbox: of_request, at, is_cancelled: false, n_deaths: 0 };
         let mut state = front.state();
@@ -337,7 +337,7 @@ mod tests {
     fn place(n_requests: usize) -> Place {
         let start = Start { program: "cat".into(), words: Vec::new(), device: "none".into(), speaks: false };
         let replica = Replica::start::<()>(&start, |_| true).expect("there is `cat`");
-        let ready = Ready {
+        let ready = ServeReplicaReady {
             n_slots: 2,
             context_tokens: 1 << 20,
             vocab_size: 100,

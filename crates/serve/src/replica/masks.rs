@@ -12,13 +12,13 @@ use crate::prompt::Timed;
 use chat::grammar::Grammars;
 use engine::scheduler::Request;
 use hint::chain;
-use replica::Asked;
+use replica::WireRequest;
 
 /// What masks took since somebody looked, in nanoseconds.
 pub(super) type Times = Arc<Mutex<Vec<u64>>>;
 
 /// Where requests go whose masks are to be made.
-pub(super) type Wanted = Sender<(u64, Asked)>;
+pub(super) type Wanted = Sender<(u64, WireRequest)>;
 
 /// Starts the thread, which tells `made` each request with its mask, or why there is none.
 pub(super) fn start(
@@ -26,7 +26,7 @@ pub(super) fn start(
     times: Times,
     made: impl Fn(u64, Result<Request, String>) + Send + 'static,
 ) -> io::Result<Wanted> {
-    let (wanted, asked) = channel::<(u64, Asked)>();
+    let (wanted, asked) = channel::<(u64, WireRequest)>();
     let make = move || {
         // What is wrong with the vocabulary is told with the first request that needs it.
         let _ = grammars.as_ref().map(Grammars::warm);

@@ -20,20 +20,20 @@ use serde::{Deserialize, Serialize};
 pub use front::Replicas;
 
 use engine::scheduler::{Figures, FinishReason, LogitRowLogprobs, TokenLogprob};
-use replica::Asked;
+use replica::WireRequest;
 
 /// What a replica is told. Requests go by numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Order {
-    Submit(u64, Asked),
+pub(crate) enum ServeReplicaOrder {
+    Submit(u64, WireRequest),
     /// Nobody waits for it any more.
     Cancel(u64),
 }
 
 /// What a replica tells.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) enum Told {
-    Ready(Ready),
+pub(crate) enum ServeReplicaMessage {
+    Ready(ServeReplicaReady),
     Stepped(Stepped),
     /// This request cannot be run, and why.
     Refused(u64, String),
@@ -41,7 +41,7 @@ pub(crate) enum Told {
 
 /// A replica that takes requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Ready {
+pub struct ServeReplicaReady {
     /// Sequences that it runs at a time.
     pub n_slots: usize,
     /// Longest sequence, in tokens.

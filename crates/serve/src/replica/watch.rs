@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::front::{Front, Life, Open, Place, State};
 use super::held::Held;
-use super::{Order, Ready, Stepped, Told};
+use super::{ServeReplicaMessage, ServeReplicaOrder, ServeReplicaReady, Stepped};
 use crate::failing::EngineFailure;
 use crate::mailbox::{Ending, Failed};
 use engine::scheduler::{Figures as EngineFigures, FinishReason};
@@ -15,7 +15,7 @@ use hint::{Hint, chain};
 use replica::{Line, Listening, Replica, ReplicaError, Start};
 
 /// What a process of a place said: None is its end.
-pub(super) type Heard = (usize, u64, Option<Line<Told>>);
+pub(super) type Heard = (usize, u64, Option<Line<ServeReplicaMessage>>);
 
 /// How long one wait is, so that silence is noticed.
 const WAIT: Duration = Duration::from_millis(100);
@@ -45,7 +45,7 @@ pub(super) fn begin(
 ) -> Result<Vec<Place>, ReplicaError> {
     let all: Vec<(usize, Start)> = starts.into_iter().enumerate().collect();
     let begun = all.into_iter().map(|(i, start)| Ok((begin_one(i, 0, &start, said)?, start, None)));
-    let mut begun = begun.collect::<Result<Vec<(Replica, Start, Option<Ready>)>, ReplicaError>>()?;
+    let mut begun = begun.collect::<Result<Vec<(Replica, Start, Option<ServeReplicaReady>)>, ReplicaError>>()?;
     let mut listening = Listening::default();
     while begun.iter().any(|(.., ready)| ready.is_none()) {
         let line = heard.recv_timeout(WAIT);
@@ -59,7 +59,7 @@ pub(super) fn begin(
         let (replica, _, ready) = &mut begun[i];
         replica.heard();
         match line {
-            Some(Line::Told(Told::Ready(said))) => *ready = Some(said),
+            Some(Line::Told(ServeReplicaMessage::Ready(said))) => *ready = Some(said),
             Some(Line::Failed { message, hint }) => return Err(replica.failed(message, hint)),
             Some(_) => {}
             None => return Err(replica.ended()),
@@ -95,15 +95,15 @@ pub(super) fn watch(front: &Arc<Front>, heard: &Receiver<Heard>) {
 }
 
 impl Front {
-    fn hear(&self, state: &mut State, i: usize, line: Option<Line<Told>>) {
+    fn hear(&self, state: &mut State, i: usize, line: Option<Line<ServeReplicaMessage>>) {
         let place = &mut state.places[i];
         let Some(replica) = place.replica() else { return };
         replica.heard();
         match line {
             Some(Line::Alive) => {}
-            Some(Line::Told(Told::Ready(ready))) => self.ready(state, i, &ready),
-            Some(Line::Told(Told::Stepped(stepped))) => self.stepped(state, i, stepped),
-            Some(Line::Told(Told::Refused(key, why))) => {
+            Some(Line::Told(ServeReplicaMessage::Ready(ready))) => self.ready(state, i, &ready),
+            Some(Line::Told(ServeReplicaMessage::Stepped(stepped))) => self.stepped(state, i, stepped),
+            Some(Line::Told(ServeReplicaMessage::Refused(key, why))) => {
                 if let Some(open) = take(state, i, key) {
                     open.mailbox.end(Ending::Failed(Failed::Engine(why)));
                 }
@@ -120,7 +120,7 @@ impl Front {
     }
 
     /// A replica that was started again takes requests.
-    fn ready(&self, state: &mut State, i: usize, ready: &Ready) {
+    fn ready(&self, state: &mut State, i: usize, ready: &ServeReplicaReady) {
         let place = &mut state.places[i];
         if place.ready != *ready {
             let why = "the model changed since the server was started, or what it runs on".to_owned();
@@ -245,7 +245,7 @@ impl Front {
             state.requests.iter().filter(|(_, open)| open.at.is_none()).map(|(key, _)| *key).collect();
         for key in homeless {
             let Some(open) = state.requests.get(&key) else { continue };
-            let line = Replica::line(&Order::Submit(key, open.asked.clone()));
+            let line = Replica::line(&ServeReplicaOrder::Submit(key, open.asked.clone()));
             if state.place(key, line) {
                 self.intake.metrics.moved();
             }

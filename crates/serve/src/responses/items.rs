@@ -3,19 +3,19 @@
 use serde_json::{Value, json};
 
 use crate::ask;
-use crate::conversation::Entry;
+use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::Field;
 use crate::tools::Tools;
-use chat::{Made, Part, Phase};
+use chat::{AssistantMessage, MessagePart, Phase};
 
 /// What the server knows that items may name.
-pub(crate) trait Known {
+pub(crate) trait KnownItems {
     /// The stored item of this id.
     fn item(&self, id: &str) -> Option<Value>;
 
     /// The reasoning that was sealed as this text.
-    fn sealed(&self, text: &str) -> Option<Made>;
+    fn sealed(&self, text: &str) -> Option<AssistantMessage>;
 }
 
 /// Reads `input`: a string, or a list of items. Items of the assistant that follow each other are one turn. Gives the
@@ -23,20 +23,23 @@ pub(crate) trait Known {
 ///
 /// # Errors
 /// An item that is none, or of a type that this server does not have; a reference to one that is not there.
-pub(crate) fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Entry>, Vec<Value>), ApiError> {
+pub(crate) fn read(
+    input: Option<Field>,
+    known: &dyn KnownItems,
+) -> Result<(Vec<ConversationItem>, Vec<Value>), ApiError> {
     let Some(input) = input else { return Ok((Vec::new(), Vec::new())) };
     if let Value::String(text) = input.value() {
         let content = json!([{"type": "input_text", "text": text}]);
         let item = json!({"type": "message", "role": "user", "status": "completed", "content": content});
-        return Ok((vec![Entry::User(text.clone())], vec![item]));
+        return Ok((vec![ConversationItem::User(text.clone())], vec![item]));
     }
     let items = input.list().map_err(|_| input.wrong("a string or a list of items"))?;
     let (mut entries, mut values) = (Vec::new(), Vec::new());
     for item in &items {
         let value = referred(item, known)?.unwrap_or_else(|| item.value().clone());
         match (self::item(&item.with(&value), known)?, entries.last_mut()) {
-            (Item::Made(made), Some(Entry::Assistant(turn))) => turn.push(made),
-            (Item::Made(made), _) => entries.push(Entry::Assistant(vec![made])),
+            (Item::Made(made), Some(ConversationItem::Assistant(turn))) => turn.push(made),
+            (Item::Made(made), _) => entries.push(ConversationItem::Assistant(vec![made])),
             (Item::Entry(entry), _) => entries.push(entry),
         }
         values.push(value);
@@ -45,7 +48,7 @@ pub(crate) fn read(input: Option<Field>, known: &dyn Known) -> Result<(Vec<Entry
 }
 
 /// What an item refers to, if it is nothing but an id.
-fn referred(item: &Field, known: &dyn Known) -> Result<Option<Value>, ApiError> {
+fn referred(item: &Field, known: &dyn KnownItems) -> Result<Option<Value>, ApiError> {
     item.object()?;
     let is_reference = match item.get("type") {
         Some(kind) => kind.value() == "item_reference",
@@ -60,11 +63,11 @@ fn referred(item: &Field, known: &dyn Known) -> Result<Option<Value>, ApiError> 
 }
 
 enum Item {
-    Entry(Entry),
-    Made(Made),
+    Entry(ConversationItem),
+    Made(AssistantMessage),
 }
 
-fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
+fn item(item: &Field, known: &dyn KnownItems) -> Result<Item, ApiError> {
     let kind = item.get("type");
     let text = |name: &str| item.need(name)?.text().map(str::to_owned);
     match kind.as_ref().map_or(Ok("message"), |kind| kind.text())? {
@@ -76,11 +79,11 @@ fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
             let namespace = namespace.map(|namespace| namespace.text()).transpose()?;
             let (id, name) = (text("call_id")?, Tools::name_in_prompt(&text("name")?, namespace));
             let arguments = text(if is_text { "input" } else { "arguments" })?;
-            Ok(Item::Made(Part::Call { id, name, arguments, is_text }.into()))
+            Ok(Item::Made(MessagePart::Call { id, name, arguments, is_text }.into()))
         }
         "function_call_output" | "custom_tool_call_output" => {
             let call_id = item.need("call_id")?;
-            Ok(Item::Entry(Entry::Result {
+            Ok(Item::Entry(ConversationItem::Result {
                 call_id: call_id.text()?.to_owned(),
                 text: ask::content_text(&item.need("output")?)?,
                 path: call_id.path().to_owned(),
@@ -94,14 +97,14 @@ fn item(item: &Field, known: &dyn Known) -> Result<Item, ApiError> {
 }
 
 /// As it was sealed, else as its content says.
-fn reasoning(item: &Field, known: &dyn Known) -> Result<Made, ApiError> {
+fn reasoning(item: &Field, known: &dyn KnownItems) -> Result<AssistantMessage, ApiError> {
     let sealed = item.get("encrypted_content");
     if let Some(made) = sealed.as_ref().map(|sealed| sealed.text()).transpose()?.and_then(|text| known.sealed(text)) {
         return Ok(made);
     }
     match (item.get("content"), sealed) {
-        (Some(content), _) => Ok(Part::Reasoning(ask::content_text(&content)?).into()),
-        (None, None) => Ok(Part::Reasoning(String::new()).into()),
+        (Some(content), _) => Ok(MessagePart::Reasoning(ask::content_text(&content)?).into()),
+        (None, None) => Ok(MessagePart::Reasoning(String::new()).into()),
         (None, Some(sealed)) => {
             let message = format!("`{}` was not sealed by this server since it was started", sealed.path());
             Err(sealed.error("invalid_encrypted_content", message))
@@ -113,12 +116,12 @@ fn message(item: &Field) -> Result<Item, ApiError> {
     let content = || ask::content_text(&item.need("content")?);
     let roles = [("developer", 0), ("system", 0), ("user", 1), ("assistant", 2)];
     Ok(match item.need("role")?.one_of(&roles)? {
-        0 => Item::Entry(Entry::Developer(content()?)),
-        1 => Item::Entry(Entry::User(content()?)),
+        0 => Item::Entry(ConversationItem::Developer(content()?)),
+        1 => Item::Entry(ConversationItem::User(content()?)),
         _ => {
             let phases = [("commentary", Phase::Commentary), ("final_answer", Phase::FinalAnswer)];
             let phase = item.get("phase").map(|phase| phase.one_of(&phases)).transpose()?;
-            Item::Made(Part::Content { text: content()?, phase }.into())
+            Item::Made(MessagePart::Content { text: content()?, phase }.into())
         }
     })
 }
@@ -130,17 +133,18 @@ mod tests {
     /// Knows the item `msg_1`, and what was sealed as `sealed`.
     struct One;
 
-    impl Known for One {
+    impl KnownItems for One {
         fn item(&self, id: &str) -> Option<Value> {
             (id == "msg_1").then(|| json!({"id": id, "type": "message", "role": "user", "content": "before"}))
         }
 
-        fn sealed(&self, text: &str) -> Option<Made> {
-            (text == "sealed").then(|| Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) })
+        fn sealed(&self, text: &str) -> Option<AssistantMessage> {
+            (text == "sealed")
+                .then(|| AssistantMessage { part: MessagePart::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) })
         }
     }
 
-    fn entries(input: Value) -> Result<Vec<Entry>, (String, String)> {
+    fn entries(input: Value) -> Result<Vec<ConversationItem>, (String, String)> {
         let body = json!({ "input": input });
         let read = read(Field::body(&body).expect("an object").get("input"), &One);
         read.map(|(entries, _)| entries).map_err(|error| {
@@ -163,13 +167,22 @@ mod tests {
             {"type": "function_call_output", "call_id": "call_1", "output": [{"type": "input_text", "text": "3"}]},
         ]);
         let turn = vec![
-            Part::Reasoning("Hm.".into()),
-            Part::Content { text: "Look:".into(), phase: Some(Phase::Commentary) },
-            Part::Call { id: "call_1".into(), name: "agents__spawn".into(), arguments: "{}".into(), is_text: false },
+            MessagePart::Reasoning("Hm.".into()),
+            MessagePart::Content { text: "Look:".into(), phase: Some(Phase::Commentary) },
+            MessagePart::Call {
+                id: "call_1".into(),
+                name: "agents__spawn".into(),
+                arguments: "{}".into(),
+                is_text: false,
+            },
         ];
-        let turn = turn.into_iter().map(Made::from).collect();
-        let result = Entry::Result { call_id: "call_1".into(), text: "3".into(), path: "input[4].call_id".into() };
-        assert_eq!(entries(input), Ok(vec![Entry::User("a".into()), Entry::Assistant(turn), result]));
+        let turn = turn.into_iter().map(AssistantMessage::from).collect();
+        let result =
+            ConversationItem::Result { call_id: "call_1".into(), text: "3".into(), path: "input[4].call_id".into() };
+        assert_eq!(
+            entries(input),
+            Ok(vec![ConversationItem::User("a".into()), ConversationItem::Assistant(turn), result])
+        );
     }
 
     #[test]
@@ -178,7 +191,7 @@ mod tests {
             let body = json!({ "input": [reference] });
             let input = Field::body(&body).expect("an object").get("input");
             let (entries, items) = read(input, &One).expect("is there");
-            assert_eq!(entries, [Entry::User("before".into())]);
+            assert_eq!(entries, [ConversationItem::User("before".into())]);
             assert_eq!(items[0]["content"], "before");
         }
     }
@@ -188,9 +201,9 @@ mod tests {
         let content = json!([{"type": "reasoning_text", "text": "Aha."}]);
         let item = |sealed: &str| json!({"type": "reasoning", "content": content, "encrypted_content": sealed});
         let input = json!([item("sealed"), item("elsewhere")]);
-        let sealed = Made { part: Part::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) };
-        let told = Part::Reasoning("Aha.".into()).into();
-        assert_eq!(entries(input), Ok(vec![Entry::Assistant(vec![sealed, told])]));
+        let sealed = AssistantMessage { part: MessagePart::Reasoning("Hm.".into()), ids: Some(vec![1, 2]) };
+        let told = MessagePart::Reasoning("Aha.".into()).into();
+        assert_eq!(entries(input), Ok(vec![ConversationItem::Assistant(vec![sealed, told])]));
     }
 
     #[test]

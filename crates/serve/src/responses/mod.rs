@@ -17,16 +17,16 @@ use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde_json::{Value, json};
 
-use self::items::Known;
+use self::items::KnownItems;
 use self::object::ResponseObject;
 use self::output::Output;
 use self::request::ResponsesRequest;
 use self::store::{Page, Stored};
 use super::Server;
-use super::answer::Step;
+use super::answer::AnswerDelta;
 use super::body;
 use super::choices::{Choices, News};
-use super::conversation::Entry;
+use super::conversation::ConversationItem;
 use super::error::ApiError;
 use super::field::Field;
 use super::history::Scope;
@@ -34,7 +34,7 @@ use super::keys::Caller;
 use super::prompt;
 use super::sse::{self, Event};
 use chat::chat_format::Prompt;
-use chat::{Made, Part};
+use chat::{AssistantMessage, MessagePart};
 
 /// The field that a prompt is made of.
 const PARAM: &str = "input";
@@ -92,7 +92,7 @@ async fn input_tokens(
 /// A request, the conversation that it goes on with, less its instructions, and its prompt.
 struct Prompted {
     request: ResponsesRequest,
-    entries: Vec<Entry>,
+    entries: Vec<ConversationItem>,
     prompt: Prompt,
 }
 
@@ -113,10 +113,10 @@ async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesReques
     }
     let (shared, is_long) = (Arc::clone(server), prompt::is_long(&entries));
     let work = move |is_wanted: &dyn Fn() -> bool| {
-        let instructions = request.instructions.clone().map(Entry::Developer);
-        let prompt = |entries: &[&Entry]| {
-            let all: Vec<&Entry> = instructions.iter().chain(entries.iter().copied()).collect();
-            prompt::of(&shared, caller, &request.ask, &all, PARAM, is_wanted)
+        let instructions = request.instructions.clone().map(ConversationItem::Developer);
+        let prompt = |entries: &[&ConversationItem]| {
+            let all: Vec<&ConversationItem> = instructions.iter().chain(entries.iter().copied()).collect();
+            prompt::build(&shared, caller, &request.ask, &all, PARAM, is_wanted)
         };
         let (left_out, prompt) = shortest_cut(&entries, request.truncates, prompt)?;
         entries.drain(left_out);
@@ -128,12 +128,12 @@ async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesReques
 /// The prompt of a conversation and what had to be left out for it, if that is wanted: as few as can be of the oldest
 /// things that the person said, each with all that followed up to what the person said next.
 fn shortest_cut<T>(
-    entries: &[Entry],
+    entries: &[ConversationItem],
     truncates: bool,
-    prompt: impl Fn(&[&Entry]) -> Result<T, ApiError>,
+    prompt: impl Fn(&[&ConversationItem]) -> Result<T, ApiError>,
 ) -> Result<(Range<usize>, T), ApiError> {
-    let first = entries.iter().take_while(|entry| matches!(entry, Entry::Developer(_))).count();
-    let all: Vec<&Entry> = entries.iter().collect();
+    let first = entries.iter().take_while(|entry| matches!(entry, ConversationItem::Developer(_))).count();
+    let all: Vec<&ConversationItem> = entries.iter().collect();
     let too_long = match prompt(&all) {
         Err(error) if truncates && is_too_long(&error) => error,
         whole => return whole.map(|prompt| (first..first, prompt)),
@@ -156,7 +156,7 @@ fn shortest_cut<T>(
 
 /// The things that the person said behind `first` up to which entries can be left out: what stays has a call for every
 /// result, by id, as [`super::conversation`] wants it. Ids may come again.
-fn cuts(entries: &[Entry], first: usize) -> Vec<usize> {
+fn cuts(entries: &[ConversationItem], first: usize) -> Vec<usize> {
     // From the end: by id how many more results than calls there are, and how many ids have more.
     let (mut more, mut n_lacking) = (HashMap::<&str, isize>::new(), 0);
     let mut cuts = Vec::new();
@@ -168,19 +168,19 @@ fn cuts(entries: &[Entry], first: usize) -> Vec<usize> {
             n_lacking = n_lacking + usize::from(*more > 0) - usize::from(was);
         };
         match entry {
-            Entry::Assistant(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
-            Entry::Made(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
-            Entry::Result { call_id, .. } => count(call_id, 1),
-            Entry::User(_) if n_lacking == 0 => cuts.push(i),
-            Entry::User(_) | Entry::Developer(_) => {}
+            ConversationItem::Assistant(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
+            ConversationItem::Made(turn) => turn.iter().filter_map(call_id).for_each(|id| count(id, -1)),
+            ConversationItem::Result { call_id, .. } => count(call_id, 1),
+            ConversationItem::User(_) if n_lacking == 0 => cuts.push(i),
+            ConversationItem::User(_) | ConversationItem::Developer(_) => {}
         }
     }
     cuts.reverse();
     cuts
 }
 
-fn call_id(made: &Made) -> Option<&str> {
-    if let Part::Call { id, .. } = &made.part { Some(id) } else { None }
+fn call_id(made: &AssistantMessage) -> Option<&str> {
+    if let MessagePart::Call { id, .. } = &made.part { Some(id) } else { None }
 }
 
 fn is_too_long(error: &ApiError) -> bool {
@@ -193,13 +193,13 @@ struct Scoped<'a> {
     scope: Scope,
 }
 
-impl Known for Scoped<'_> {
+impl KnownItems for Scoped<'_> {
     fn item(&self, id: &str) -> Option<Value> {
         let stored = self.server.responses.get(self.scope, &store::response_of(id)?)?;
         stored.item(id).cloned()
     }
 
-    fn sealed(&self, text: &str) -> Option<Made> {
+    fn sealed(&self, text: &str) -> Option<AssistantMessage> {
         self.server.seal.open(self.scope, text)
     }
 }
@@ -260,7 +260,7 @@ async fn input_items(
     Query(page): Query<Page>,
 ) -> Result<Json<Value>, ApiError> {
     let stored = server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
-    Ok(Json(page.of(&stored.input)))
+    Ok(Json(page.json(&stored.input)))
 }
 
 /// A response in the making.
@@ -270,7 +270,7 @@ struct Making {
     choices: Choices,
     object: ResponseObject,
     /// Its input and the conversation before it, if it is to be stored.
-    keep: Option<(Vec<Value>, Vec<Entry>)>,
+    keep: Option<(Vec<Value>, Vec<ConversationItem>)>,
     /// Reasoning is sealed for the client.
     is_sealed: bool,
 }
@@ -298,7 +298,7 @@ impl Making {
         let News { steps, finish, .. } = news;
         let mut events = Vec::new();
         for step in steps {
-            if self.is_sealed && matches!(step, Step::Closed { .. }) {
+            if self.is_sealed && matches!(step, AnswerDelta::Closed { .. }) {
                 self.seal();
             }
             events.extend(self.object.take(step));
@@ -358,35 +358,35 @@ impl Telling {
 mod tests {
     use super::*;
 
-    fn user(text: &str) -> Entry {
-        Entry::User(text.into())
+    fn user(text: &str) -> ConversationItem {
+        ConversationItem::User(text.into())
     }
 
-    fn call(id: &str) -> Entry {
+    fn call(id: &str) -> ConversationItem {
         let (id, name, arguments) = (id.into(), "f".into(), "{}".into());
-        Entry::Assistant(vec![Part::Call { id, name, arguments, is_text: false }.into()])
+        ConversationItem::Assistant(vec![MessagePart::Call { id, name, arguments, is_text: false }.into()])
     }
 
-    fn result(call_id: &str) -> Entry {
-        Entry::Result { call_id: call_id.into(), text: "3".into(), path: "input[0]".into() }
+    fn result(call_id: &str) -> ConversationItem {
+        ConversationItem::Result { call_id: call_id.into(), text: "3".into(), path: "input[0]".into() }
     }
 
     /// Bytes of what the person says, at most `max`; a result without its call is another error.
-    fn prompt(entries: &[&Entry], max: usize) -> Result<usize, ApiError> {
+    fn prompt(entries: &[&ConversationItem], max: usize) -> Result<usize, ApiError> {
         let n_calls = |id: &str| entries.iter().filter(|entry| **entry == &call(id)).count();
         for entry in entries {
-            if let Entry::Result { call_id, .. } = entry
+            if let ConversationItem::Result { call_id, .. } = entry
                 && entries.iter().filter(|entry| **entry == &result(call_id)).count() > n_calls(call_id)
             {
                 return Err(ApiError::invalid("input", "no call"));
             }
         }
-        let n = entries.iter().map(|entry| if let Entry::User(text) = entry { text.len() } else { 0 }).sum();
+        let n = entries.iter().map(|entry| if let ConversationItem::User(text) = entry { text.len() } else { 0 }).sum();
         if n > max { Err(ApiError::more_than_context("input", max)) } else { Ok(n) }
     }
 
     /// For every length of the context: one cut after the other, as few as can be.
-    fn check(entries: &[Entry], cuts: &[usize], n_bytes: usize) {
+    fn check(entries: &[ConversationItem], cuts: &[usize], n_bytes: usize) {
         for max in 0..25 {
             let of = |at: usize| prompt(&entries[..1].iter().chain(&entries[at..]).collect::<Vec<_>>(), max);
             let want = cuts.iter().find_map(|&at| of(at).ok().map(|n| (1..at, n)));
@@ -403,7 +403,7 @@ mod tests {
     #[test]
     fn as_little_is_left_out_as_can_be_and_no_result_is_without_its_call() {
         let entries = [
-            Entry::Developer("d".into()),
+            ConversationItem::Developer("d".into()),
             user("aaaaaaaa"),
             user("bb"),
             call("1"),
@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn ids_of_calls_may_come_again() {
         let entries = [
-            Entry::Developer("d".into()),
+            ConversationItem::Developer("d".into()),
             user("aaaaaaaa"),
             call("0"),
             result("0"),

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::output::{Output, StreamEvent, status};
-use crate::answer::{Finish, Step};
+use crate::answer::{AnswerDelta, Finish};
 use crate::choices::Usage;
 use crate::error::ApiError;
 
@@ -29,7 +29,7 @@ impl ResponseObject {
     }
 
     /// Takes what became known.
-    pub(crate) fn take(&mut self, step: Step) -> Vec<(&'static str, Value)> {
+    pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<(&'static str, Value)> {
         self.output.take(step).into_iter().map(|event| self.numbered(event)).collect()
     }
 

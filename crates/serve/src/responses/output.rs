@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::answer::{Drawn, Finish, Kind, Step};
+use crate::answer::{AnswerDelta, Drawn, Finish, Kind};
 use crate::logprobs;
 use crate::tools::Function;
 use model::tokenizer::Tokenizer;
@@ -59,11 +59,11 @@ impl Output {
     }
 
     /// Takes what became known.
-    pub(crate) fn take(&mut self, step: Step) -> Vec<StreamEvent> {
+    pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<StreamEvent> {
         match step {
-            Step::Opened(kind) => self.open(kind),
-            Step::Text { text, drawn } => self.text(&text, drawn),
-            Step::Closed { is_whole } => self.close(is_whole),
+            AnswerDelta::Opened(kind) => self.open(kind),
+            AnswerDelta::Text { text, drawn } => self.text(&text, drawn),
+            AnswerDelta::Closed { is_whole } => self.close(is_whole),
         }
     }
 

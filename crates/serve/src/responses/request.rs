@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-use super::items::{self, Known};
+use super::items::{self, KnownItems};
 use crate::ask::Ask;
-use crate::conversation::Entry;
+use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
 use crate::tools::{Hosted, TextFormat, Tools};
@@ -42,7 +42,7 @@ pub(crate) struct ResponsesRequest {
     /// Instructions of this request alone.
     pub(crate) instructions: Option<String>,
     /// What it adds to the conversation.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ConversationItem>,
     /// The same as items, as they came.
     pub(crate) input: Vec<Value>,
     /// The response that it follows.
@@ -64,7 +64,7 @@ impl ResponsesRequest {
     ///
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
-    pub(crate) fn read(body: &Field, known: &dyn Known) -> Result<Self, ApiError> {
+    pub(crate) fn read(body: &Field, known: &dyn KnownItems) -> Result<Self, ApiError> {
         refuse(body, &UNSUPPORTED)?;
         let tools = Tools::read(body, Hosted::LeftOut)?;
         let text = body.get("text");

@@ -5,11 +5,12 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::bounded::{Bounded, Limits};
-use crate::conversation::Entry;
-use crate::history::{Scope, Turn, size_bytes};
+use crate::conversation::ConversationItem;
+use crate::history::{AssistantTurn, Scope, size_bytes};
+use crate::lru_map::{LruLimits, LruMap};
 
-const LIMITS: Limits = Limits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
+const LIMITS: LruLimits =
+    LruLimits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
 
 /// The id of the response whose items have ids made of `id`.
 pub(crate) fn response_id(id: &str) -> String {
@@ -29,15 +30,15 @@ pub(crate) struct Stored {
     /// The items that it was asked with, each with an id.
     pub(crate) input: Vec<Value>,
     /// The conversation before it, less the instructions.
-    pub(crate) entries: Vec<Entry>,
+    pub(crate) entries: Vec<ConversationItem>,
     /// What the model made.
-    pub(crate) turn: Arc<Turn>,
+    pub(crate) turn: Arc<AssistantTurn>,
 }
 
 /// The responses of the last day, as far as there is room.
 #[derive(Debug)]
 pub struct Store {
-    responses: Mutex<Bounded<(Scope, String), Arc<Stored>>>,
+    responses: Mutex<LruMap<(Scope, String), Arc<Stored>>>,
 }
 
 impl Default for Store {
@@ -47,8 +48,8 @@ impl Default for Store {
 }
 
 impl Store {
-    pub(crate) fn new(limits: Limits) -> Self {
-        Self { responses: Mutex::new(Bounded::new(limits)) }
+    pub(crate) fn new(limits: LruLimits) -> Self {
+        Self { responses: Mutex::new(LruMap::new(limits)) }
     }
 
     pub(crate) fn keep(&self, scope: Scope, id: &str, stored: Stored) {
@@ -66,16 +67,16 @@ impl Store {
         self.lock().remove(&(scope, id.to_owned())).is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Bounded<(Scope, String), Arc<Stored>>> {
+    fn lock(&self) -> MutexGuard<'_, LruMap<(Scope, String), Arc<Stored>>> {
         self.responses.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Stored {
     /// The conversation that the next response goes on with.
-    pub(crate) fn continued(&self) -> Vec<Entry> {
+    pub(crate) fn continued(&self) -> Vec<ConversationItem> {
         let mut entries = self.entries.clone();
-        entries.push(Entry::Made(Arc::clone(&self.turn)));
+        entries.push(ConversationItem::Made(Arc::clone(&self.turn)));
         entries
     }
 
@@ -87,7 +88,7 @@ impl Stored {
 
     fn size_bytes(&self) -> usize {
         let json = |value: &Value| value.to_string().len();
-        let entries: usize = self.entries.iter().map(Entry::size_bytes).sum();
+        let entries: usize = self.entries.iter().map(ConversationItem::size_bytes).sum();
         json(&self.response) + self.input.iter().map(json).sum::<usize>() + entries + size_bytes(&self.turn)
     }
 }
@@ -105,7 +106,7 @@ pub(crate) struct Page {
 
 impl Page {
     /// The items of the page.
-    pub(crate) fn of(&self, items: &[Value]) -> Value {
+    pub(crate) fn json(&self, items: &[Value]) -> Value {
         let mut items: Vec<&Value> = items.iter().collect();
         if self.order.as_deref() != Some("asc") {
             items.reverse();
@@ -133,7 +134,7 @@ mod tests {
     fn a_list_is_paged_from_either_end() {
         let items: Vec<Value> = ["a", "b", "c"].iter().map(|id| json!({ "id": id })).collect();
         let page = |limit, order: &str, after: Option<&str>| {
-            let page = Page { limit, order: Some(order.to_owned()), after: after.map(str::to_owned) }.of(&items);
+            let page = Page { limit, order: Some(order.to_owned()), after: after.map(str::to_owned) }.json(&items);
             let ids: Vec<&str> =
                 page["data"].as_array().expect("a list").iter().filter_map(|item| item["id"].as_str()).collect();
             (ids.concat(), page["has_more"] == true)
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_response_is_there_for_its_scope_until_it_is_deleted() {
-        let store = Store::new(Limits::for_tests());
+        let store = Store::new(LruLimits::for_tests());
         let response = json!({"id": "resp_1"});
         store.keep(7, "resp_1", Stored { response, input: Vec::new(), entries: Vec::new(), turn: Arc::default() });
         assert!(store.get(8, "resp_1").is_none());

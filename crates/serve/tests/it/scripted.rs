@@ -14,7 +14,7 @@ use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, T
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 use serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
-use serve::intake::{Intake, Limits};
+use serve::intake::{Intake, IntakeLimits};
 use serve::keys::Keys;
 use serve::mailbox::{Ending, Failed, Generation};
 use serve::metrics::Metrics;
@@ -27,7 +27,7 @@ pub const CONTEXT_TOKENS: usize = 4000;
 
 /// What the model is to write, and how that goes.
 #[derive(Clone, Debug, Default)]
-pub struct Said {
+pub struct ScriptedAnswer {
     pub ids: Vec<u32>,
     /// Fails behind them.
     pub fails: bool,
@@ -51,7 +51,7 @@ fn n_allowed(mut mask: Box<dyn TokenMask>, ids: &[u32]) -> usize {
 
 /// What a request came to.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct SeenRequest {
     pub prompt: Vec<u32>,
     pub max_new_tokens: usize,
     pub seed: u64,
@@ -63,15 +63,15 @@ pub struct Asked {
 struct Script {
     intake: Arc<Intake>,
     facts: ModelFacts,
-    said: Mutex<VecDeque<Said>>,
-    asked: Mutex<Vec<Asked>>,
+    said: Mutex<VecDeque<ScriptedAnswer>>,
+    asked: Mutex<Vec<SeenRequest>>,
 }
 
 impl Backend for Script {
     fn submit(&self, mut request: Request) -> Result<Generation, Refused> {
         let mailbox = self.intake.take(&mut request)?;
         let said = self.said.lock().unwrap().pop_front().expect("the test wrote down what to say");
-        self.asked.lock().unwrap().push(Asked {
+        self.asked.lock().unwrap().push(SeenRequest {
             prompt: request.prompt.clone(),
             max_new_tokens: request.max_new_tokens,
             seed: request.sampling.seed,
@@ -156,8 +156,13 @@ impl Scripted {
     pub fn with_keys(keys: &[&str]) -> Self {
         let tokenizer = Tokenizer::o200k_harmony();
         let vocab_size = tokenizer.vocab_size();
-        let limits =
-            Limits { n_slots: 8, max_queue: 8, max_queued_tokens: 1 << 20, context_tokens: CONTEXT_TOKENS, vocab_size };
+        let limits = IntakeLimits {
+            n_slots: 8,
+            max_queue: 8,
+            max_queued_tokens: 1 << 20,
+            context_tokens: CONTEXT_TOKENS,
+            vocab_size,
+        };
         let metrics = Metrics::default();
         let facts = limits.facts("fp_0".into(), 1_760_000_000);
         let intake = Intake::new(limits, metrics.clone());
@@ -213,21 +218,25 @@ impl Scripted {
     }
 
     pub fn say_ids(&self, ids: Vec<u32>) {
-        self.script.said.lock().unwrap().push_back(Said { ids, ..Said::default() });
+        self.script.said.lock().unwrap().push_back(ScriptedAnswer { ids, ..ScriptedAnswer::default() });
     }
 
     /// Says it, and asks the mask whether it may.
     pub fn say_checked(&self, text: &str) {
-        let said = Said { ids: self.ids(text), fails: false, is_checked: true };
+        let said = ScriptedAnswer { ids: self.ids(text), fails: false, is_checked: true };
         self.script.said.lock().unwrap().push_back(said);
     }
 
     pub fn say_and_fail(&self, text: &str) {
-        self.script.said.lock().unwrap().push_back(Said { ids: self.ids(text), fails: true, is_checked: false });
+        self.script.said.lock().unwrap().push_back(ScriptedAnswer {
+            ids: self.ids(text),
+            fails: true,
+            is_checked: false,
+        });
     }
 
     /// What the last request came to.
-    pub fn asked(&self) -> Asked {
+    pub fn asked(&self) -> SeenRequest {
         self.script.asked.lock().unwrap().last().expect("something was asked").clone()
     }
 

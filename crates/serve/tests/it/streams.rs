@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use chat::harmony::Part;
+use chat::harmony::MessageKind;
 use serde_json::{Value, json};
 
 use super::event_rules;
@@ -163,7 +163,7 @@ fn same_in_responses(server: &Scripted, ids: &[u32], body: &Value, what: &str) -
     answer
 }
 
-fn texts(output: &Output, of: impl Fn(&Part) -> bool) -> String {
+fn texts(output: &Output, of: impl Fn(&MessageKind) -> bool) -> String {
     let texts: Vec<&str> = output.parts.iter().filter(|(part, _)| of(part)).map(|(_, text)| *text).collect();
     texts.join("\n\n")
 }
@@ -178,7 +178,7 @@ fn every_output_is_the_same_streamed_and_not_and_is_what_it_should_be() {
             .parts
             .iter()
             .filter_map(|(part, text)| match part {
-                Part::Call(name) => Some((*name, *text)),
+                MessageKind::Call(name) => Some((*name, *text)),
                 _ => None,
             })
             .collect();
@@ -193,11 +193,11 @@ fn every_output_is_the_same_streamed_and_not_and_is_what_it_should_be() {
         assert_eq!(choice["finish"], finish, "{}", output.what);
         assert_eq!(
             choice["content"],
-            texts(output, |part| matches!(part, Part::Preamble | Part::Answer)),
+            texts(output, |part| matches!(part, MessageKind::Preamble | MessageKind::Answer)),
             "{}",
             output.what
         );
-        let reasoning = texts(output, |part| matches!(part, Part::Reasoning));
+        let reasoning = texts(output, |part| matches!(part, MessageKind::Reasoning));
         assert_eq!(choice["reasoning"].as_str().unwrap_or_default(), reasoning, "{}", output.what);
         assert_eq!(choice["reasoning"], choice["reasoning_content"], "{}", output.what);
         let told: Vec<(&str, &str)> = choice["calls"]
@@ -212,11 +212,11 @@ fn every_output_is_the_same_streamed_and_not_and_is_what_it_should_be() {
         let response = same_in_responses(&server, &ids, &responses_body(), output.what);
         assert_eq!(response["status"], if is_cut { "incomplete" } else { "completed" }, "{}", output.what);
         let items: Vec<(&str, &str)> = response["output"].as_array().expect("a list").iter().map(item).collect();
-        let kind = |part: &Part| match part {
-            Part::Reasoning => "reasoning",
-            Part::Preamble => "commentary",
-            Part::Answer => "final_answer",
-            Part::Call(_) => "function_call",
+        let kind = |part: &MessageKind| match part {
+            MessageKind::Reasoning => "reasoning",
+            MessageKind::Preamble => "commentary",
+            MessageKind::Answer => "final_answer",
+            MessageKind::Call(_) => "function_call",
         };
         let want: Vec<(&str, &str)> = output.parts.iter().map(|(part, text)| (kind(part), *text)).collect();
         assert_eq!(items, want, "{}", output.what);

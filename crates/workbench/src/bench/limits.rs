@@ -18,7 +18,7 @@ use kernel::template::{Params, Precision, Problem, Template};
 
 /// The machine's limits.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct MachineLimits {
     /// Bytes read from memory per second, by all threads.
     pub read_bytes_per_s: f64,
     /// Bytes moved per second by a copy from memory to memory: those read and those written.
@@ -85,7 +85,7 @@ pub(crate) struct MatrixRate {
     pub(crate) summary: String,
 }
 
-impl Limits {
+impl MachineLimits {
     /// Of a device that was not measured: nothing can be held against them.
     pub fn unknown() -> Self {
         let [read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s] = [f64::NAN; 3];
@@ -174,7 +174,7 @@ impl Limits {
 }
 
 /// How much is done for each figure: enough for a chip, and little enough for a simulator, whose figures mean nothing.
-struct Effort {
+struct LimitsEffort {
     /// Bytes that are read; half as many are copied. Far more than any cache holds.
     memory_bytes: usize,
     /// What one block reads or copies, in elements: each is tried, and the fastest counts.
@@ -187,8 +187,8 @@ struct Effort {
     budget: Duration,
 }
 
-impl Effort {
-    fn of(target: &Target, care: Care) -> Self {
+impl LimitsEffort {
+    fn new(target: &Target, care: Care) -> Self {
         let (block_elements, budget) = (if target.is_real_gpu() { &ALL_SIZES[..] } else { &LARGE }, care.budget());
         let of = |memory_bytes, ms, repeats| Self {
             memory_bytes,
@@ -232,10 +232,10 @@ const EMPTY_LAUNCHES: usize = 200;
 ///
 /// # Errors
 /// If a kernel cannot be had, or the device refuses it.
-pub fn measure(pipeline: &Pipeline, care: Care) -> Result<Limits, LimitsError> {
-    let bench = Bench { pipeline, effort: Effort::of(pipeline.target(), care) };
+pub fn measure(pipeline: &Pipeline, care: Care) -> Result<MachineLimits, LimitsError> {
+    let bench = Bench { pipeline, effort: LimitsEffort::new(pipeline.target(), care) };
     let (read_bytes_per_s, copy_bytes_per_s) = bench.bandwidths()?;
-    Ok(Limits {
+    Ok(MachineLimits {
         read_bytes_per_s,
         copy_bytes_per_s,
         multiply_add_flop_per_s: bench.multiply_add()?,
@@ -247,7 +247,7 @@ pub fn measure(pipeline: &Pipeline, care: Care) -> Result<Limits, LimitsError> {
 
 struct Bench<'a> {
     pipeline: &'a Pipeline,
-    effort: Effort,
+    effort: LimitsEffort,
 }
 
 impl Bench<'_> {
@@ -267,7 +267,7 @@ impl Bench<'_> {
 
     /// Bytes to read: all that are wanted, or as many as this device reads in its time.
     fn bytes_in_time(&self) -> Result<usize, LimitsError> {
-        let Effort { memory_bytes, block_elements, repeats, budget, .. } = self.effort;
+        let LimitsEffort { memory_bytes, block_elements, repeats, budget, .. } = self.effort;
         if memory_bytes <= FIRST_BYTES {
             return Ok(memory_bytes);
         }

@@ -124,7 +124,7 @@ struct Device<'a> {
 }
 
 /// One of them with its sums captured.
-struct Ready<'a> {
+struct ReadyLink<'a> {
     pipeline: &'a Pipeline,
     step: BufferView,
     graph: Graph,
@@ -133,7 +133,7 @@ struct Ready<'a> {
 }
 
 impl<'a> Device<'a> {
-    fn capture(&self, n_rows: usize, hidden_size: usize) -> Result<Option<Ready<'a>>, LimitsError> {
+    fn capture(&self, n_rows: usize, hidden_size: usize) -> Result<Option<ReadyLink<'a>>, LimitsError> {
         let driver = self.pipeline.driver();
         let mut problem = Problem::plain("all_reduce", Precision::Bf16);
         problem.dims.insert("hidden_size".into(), hidden_size as u32);
@@ -161,11 +161,11 @@ impl<'a> Device<'a> {
         let launches: Vec<_> =
             args.iter().map(|args| (&kernel.kernel, Launch { grid, scratch_bytes: 0, args })).collect();
         let graph = driver.capture(&launches)?;
-        Ok(graph.map(|graph| Ready { pipeline: self.pipeline, step, graph, _kernel: kernel }))
+        Ok(graph.map(|graph| ReadyLink { pipeline: self.pipeline, step, graph, _kernel: kernel }))
     }
 }
 
-impl Ready<'_> {
+impl ReadyLink<'_> {
     /// The median of a graph's seconds. A device that fails keeps no other waiting.
     fn replay(&self, steps: &[u32], exchange: &Exchange) -> Result<f64, LimitsError> {
         let driver = self.pipeline.driver();

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::limits::Limits;
+use super::limits::MachineLimits;
 use super::machine::CpuTimes;
 use super::roofline::{Cost, Model, Rows, Sequence};
-use super::suite::{self, Effort, OTHER_STEPS, Work};
+use super::suite::{self, BenchEffort, OTHER_STEPS, Workload};
 use engine::plan::profile::{Profile, Profiled};
 use engine::scheduler::{Event, Request, Sampling};
 use engine::times::HostTimes;
@@ -13,7 +13,7 @@ use engine::{Engine, EngineError};
 
 /// What was found of one work.
 pub struct Measured {
-    pub work: Work,
+    pub work: Workload,
     /// Positions that a sequence has, on average.
     pub context: usize,
     /// Tokens of one repeat, all sequences together: of a prompt those taken in, else those generated.
@@ -68,7 +68,7 @@ impl Measured {
     }
 
     /// What no machine of these limits can pass, in tokens per second.
-    pub fn limit_tok_per_s(&self, limits: &Limits) -> f64 {
+    pub fn limit_tok_per_s(&self, limits: &MachineLimits) -> f64 {
         self.tokens as f64 / self.cost.least_s(limits.memory_bytes_per_s(), limits.flop_per_s())
     }
 }
@@ -79,7 +79,7 @@ pub struct Bench<'a> {
     /// What it costs at least.
     pub model: &'a Model,
     /// How much is measured.
-    pub effort: Effort,
+    pub effort: BenchEffort,
     /// Whether kernels are timed.
     pub profiles: bool,
     /// Seconds that loading took.
@@ -108,18 +108,18 @@ impl Clock {
 
 impl Bench<'_> {
     /// Does one.
-    pub fn measure(&mut self, work: Work) -> Result<Measured, EngineError> {
+    pub fn measure(&mut self, work: Workload) -> Result<Measured, EngineError> {
         let measured = match work {
-            Work::Prefill { tokens } => self.prefill(work, tokens),
-            Work::Decode { batch, context } => self.decode(work, batch, context),
-            Work::Getp { prompts, new_tokens, slots } => self.getp(work, prompts, new_tokens, slots),
+            Workload::Prefill { tokens } => self.prefill(work, tokens),
+            Workload::Decode { batch, context } => self.decode(work, batch, context),
+            Workload::Getp { prompts, new_tokens, slots } => self.getp(work, prompts, new_tokens, slots),
         };
         self.engine.abort();
         measured
     }
 
     /// A prompt and its first token; once before the repeats that count, so that nothing is done for the first time.
-    fn prefill(&mut self, work: Work, tokens: usize) -> Result<Measured, EngineError> {
+    fn prefill(&mut self, work: Workload, tokens: usize) -> Result<Measured, EngineError> {
         self.prompt(tokens, 0)?;
         let (clock, before) = (Clock::start(), self.engine.host_times());
         let mut seconds = Vec::new();
@@ -144,7 +144,7 @@ impl Bench<'_> {
     }
 
     /// Steps of one token for every sequence, once all of them have their prompts behind them.
-    fn decode(&mut self, work: Work, batch: usize, context: usize) -> Result<Measured, EngineError> {
+    fn decode(&mut self, work: Workload, batch: usize, context: usize) -> Result<Measured, EngineError> {
         let most = self.engine.kv_layout().capacity_tokens - context;
         for sequence in 0..batch {
             self.submit(context, sequence, most)?;
@@ -176,7 +176,13 @@ impl Bench<'_> {
     }
 
     /// All prompts from their first to their last token.
-    fn getp(&mut self, work: Work, prompts: usize, new_tokens: usize, slots: usize) -> Result<Measured, EngineError> {
+    fn getp(
+        &mut self,
+        work: Workload,
+        prompts: usize,
+        new_tokens: usize,
+        slots: usize,
+    ) -> Result<Measured, EngineError> {
         let (clock, before) = (Clock::start(), self.engine.host_times());
         self.run(prompts, new_tokens)?;
         let (seconds, others) = (vec![clock.seconds()], clock.others());
@@ -218,7 +224,7 @@ impl Bench<'_> {
         Ok(self.engine.take_profile())
     }
 
-    fn measured(&self, work: Work, found: Found) -> Measured {
+    fn measured(&self, work: Workload, found: Found) -> Measured {
         let Found { tokens, steps, mut seconds, cost, host, others, profile, profiled_steps } = found;
         seconds.sort_by(f64::total_cmp);
         let (context, load_s) = (work.context(self.effort), self.load_s);

@@ -39,7 +39,7 @@ pub struct Model {
 /// A matrix that rows are multiplied by, or looked up in.
 #[derive(Clone, Copy, Debug)]
 struct Matrix {
-    part: Part,
+    part: MatrixUse,
     elements: f64,
     /// Bytes of a weight, with its part of the scales that its block shares.
     bytes_each: f64,
@@ -47,7 +47,7 @@ struct Matrix {
 
 /// Which rows a matrix is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Part {
+enum MatrixUse {
     Dense,
     /// Those that are sent to the expert.
     Experts,
@@ -119,7 +119,7 @@ impl Rows {
 
 impl Model {
     /// The matrices of a checkpoint, in their types.
-    pub fn of(checkpoint: &Checkpoint, kv: Dtype) -> Self {
+    pub fn from_checkpoint(checkpoint: &Checkpoint, kv: Dtype) -> Self {
         let config = &checkpoint.config;
         let mut matrices = Vec::new();
         for group in groups(config).iter().filter(|group| group.tensor.name.ends_with("weight")) {
@@ -129,12 +129,12 @@ impl Model {
                 let bytes_each = checkpoint.tensor(&name).dtype.stored_bits() / 8.0;
                 let mut add = |part| matrices.push(Matrix { part, elements, bytes_each });
                 if name == EMBEDDING {
-                    add(Part::Embedding);
+                    add(MatrixUse::Embedding);
                 }
                 if name == checkpoint.unembedding() {
-                    add(Part::Unembedding);
+                    add(MatrixUse::Unembedding);
                 } else if name != EMBEDDING {
-                    add(if group.tensor.is_expert { Part::Experts } else { Part::Dense });
+                    add(if group.tensor.is_expert { MatrixUse::Experts } else { MatrixUse::Dense });
                 }
             }
         }
@@ -153,10 +153,10 @@ impl Model {
         let mut cost = Cost::default();
         for &Matrix { part, elements, bytes_each } in &self.matrices {
             let (read, rows) = match part {
-                Part::Dense => (elements, n_rows),
-                Part::Experts => (touched * elements, n_rows * chosen / n_experts),
-                Part::Embedding => (n_rows * config.hidden_size as f64, 0.0),
-                Part::Unembedding => (elements, rows.n_logit_rows()),
+                MatrixUse::Dense => (elements, n_rows),
+                MatrixUse::Experts => (touched * elements, n_rows * chosen / n_experts),
+                MatrixUse::Embedding => (n_rows * config.hidden_size as f64, 0.0),
+                MatrixUse::Unembedding => (elements, rows.n_logit_rows()),
             };
             cost.bytes += read * bytes_each;
             cost.flop += 2.0 * rows * elements;
@@ -200,7 +200,7 @@ mod tests {
     fn model(layers: Option<usize>, experts: Dtype) -> Model {
         let config = NamedShape::gpt_oss_20b().config(layers);
         let encoding = if experts == Dtype::Mxfp4 { Encoding::Mxfp4 } else { Encoding::Bf16 };
-        Model::of(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
+        Model::from_checkpoint(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub enum Kind {
 
 /// One thing that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum Workload {
     /// A prompt of so many tokens.
     Prefill { tokens: usize },
     /// Sequences that have so many positions behind them.
@@ -37,7 +37,7 @@ pub enum Work {
 
 /// What the command line says, `None` where it says nothing.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct SuiteOptions {
     pub kinds: Option<Vec<Kind>>,
     /// Batch sizes of decoding.
     pub batches: Option<Vec<u32>>,
@@ -59,14 +59,14 @@ pub struct Asked {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suite {
     /// In the order in which they are measured.
-    pub(crate) works: Vec<Work>,
+    pub(crate) works: Vec<Workload>,
     /// Decode steps that are measured, and runs of a prompt.
-    pub effort: Effort,
+    pub effort: BenchEffort,
 }
 
 /// How much is measured of each work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Effort {
+pub struct BenchEffort {
     pub steps: usize,
     pub(crate) repeats: usize,
     /// Replays of each node, where kernels are timed.
@@ -85,7 +85,7 @@ const PROMPT_TOKENS: [usize; 2] = [16, 64];
 
 impl Suite {
     /// What was wished for, the rest as suits the device.
-    pub fn of(asked: &Asked, target: &Target) -> Self {
+    pub fn new(asked: &SuiteOptions, target: &Target) -> Self {
         let is_gpu = target.is_real_gpu();
         let is_sim = target.is_simulated;
         let pick = |wish: Option<u32>, sim: u32, host: u32, gpu: u32| {
@@ -117,23 +117,25 @@ impl Suite {
                 Kind::Prefill => works.extend(
                     list(&asked.prefill, &[8], &[512], &[512, 4096])
                         .iter()
-                        .map(|&tokens| Work::Prefill { tokens: tokens as usize }),
+                        .map(|&tokens| Workload::Prefill { tokens: tokens as usize }),
                 ),
                 Kind::Decode => {
                     let batches = list(&asked.batches, &[1, 2], &[1, 8], &[1, 8, 32, 64, 128, 256, 1024]);
                     let context = |batch: u32| pick(asked.context, 4, 16, CONTEXT.min((CONTEXT_BUDGET / batch).max(1)));
                     works.extend(
-                        batches.iter().map(|&batch| Work::Decode { batch: batch as usize, context: context(batch) }),
+                        batches
+                            .iter()
+                            .map(|&batch| Workload::Decode { batch: batch as usize, context: context(batch) }),
                     );
                 }
-                Kind::Getp => works.push(Work::Getp {
+                Kind::Getp => works.push(Workload::Getp {
                     prompts: pick(asked.prompts, 3, 16, 1024),
                     new_tokens: pick(asked.new_tokens, 2, 16, 256),
                     slots: pick(asked.slots, 2, 8, 1024).min(pick(asked.prompts, 3, 16, 1024)),
                 }),
             }
         }
-        let effort = Effort {
+        let effort = BenchEffort {
             steps: pick(asked.steps, 2, 16, 60),
             repeats: pick(asked.repeats, 1, 1, 5),
             rounds: pick(asked.repeats, 1, 1, 5),
@@ -143,8 +145,8 @@ impl Suite {
 
     /// Works that one engine does, with its sizes. A GPU's engine is made for each work: what it does for more slots
     /// than are used would be measured too. On a CPU weights are made anew with each engine, and one does all.
-    pub fn sessions(&self, target: &Target, chunk: usize) -> Vec<(Vec<Work>, Sizes)> {
-        let sizes = |work: &Work| work.sizes(self.effort, chunk);
+    pub fn sessions(&self, target: &Target, chunk: usize) -> Vec<(Vec<Workload>, Sizes)> {
+        let sizes = |work: &Workload| work.sizes(self.effort, chunk);
         if target.is_gpu() {
             return self.works.iter().map(|work| (vec![*work], sizes(work))).collect();
         }
@@ -157,7 +159,7 @@ impl Suite {
     }
 }
 
-impl Work {
+impl Workload {
     /// The name of its kind.
     pub fn name(self) -> &'static str {
         match self {
@@ -177,7 +179,7 @@ impl Work {
     }
 
     /// Positions, on average while it is measured, that a sequence has; of a prompt its tokens.
-    pub(crate) fn context(self, effort: Effort) -> usize {
+    pub(crate) fn context(self, effort: BenchEffort) -> usize {
         match self {
             Self::Prefill { tokens } => tokens,
             Self::Decode { context, .. } => context + effort.steps / 2,
@@ -185,7 +187,7 @@ impl Work {
         }
     }
 
-    fn sizes(self, effort: Effort, chunk: usize) -> Sizes {
+    fn sizes(self, effort: BenchEffort, chunk: usize) -> Sizes {
         match self {
             Self::Prefill { tokens } => Sizes::for_tokens(1, tokens, 1),
             Self::Decode { batch, context } => {
@@ -201,7 +203,7 @@ pub(crate) const OTHER_STEPS: usize = 16;
 
 /// Tokens that each sequence may need until all have been measured: while the last prompts are taken in, the first
 /// sequences generate already.
-pub fn decode_tokens(batch: usize, context: usize, effort: Effort, chunk: usize) -> usize {
+pub fn decode_tokens(batch: usize, context: usize, effort: BenchEffort, chunk: usize) -> usize {
     steps_to_take_in(batch, context, chunk.max(batch)) + effort.steps + OTHER_STEPS
 }
 
@@ -235,27 +237,27 @@ pub(crate) fn prompt_tokens(i: usize) -> usize {
 mod tests {
     use super::*;
 
-    const EFFORT: Effort = Effort { steps: 16, repeats: 1, rounds: 1 };
+    const EFFORT: BenchEffort = BenchEffort { steps: 16, repeats: 1, rounds: 1 };
 
     #[test]
     fn each_device_has_works_of_its_size_and_asked_come_first() {
-        let works = |arch: &str| Suite::of(&Asked::default(), &Target::named(arch).expect(arch)).works;
+        let works = |arch: &str| Suite::new(&SuiteOptions::default(), &Target::named(arch).expect(arch)).works;
         assert_eq!(works("host").len(), 3);
         let gpu = works("gfx942");
         assert_eq!(gpu.len(), 2 + 7 + 1);
-        assert_eq!(gpu[2], Work::Decode { batch: 1, context: 512 });
-        assert_eq!(gpu[8], Work::Decode { batch: 1024, context: 16 });
-        assert_eq!(gpu[9], Work::Getp { prompts: 1024, new_tokens: 256, slots: 1024 });
-        let asked = Asked {
+        assert_eq!(gpu[2], Workload::Decode { batch: 1, context: 512 });
+        assert_eq!(gpu[8], Workload::Decode { batch: 1024, context: 16 });
+        assert_eq!(gpu[9], Workload::Getp { prompts: 1024, new_tokens: 256, slots: 1024 });
+        let asked = SuiteOptions {
             kinds: Some(vec![Kind::Getp, Kind::Decode]),
             batches: Some(vec![3]),
             context: Some(100),
             prompts: Some(7),
-            ..Asked::default()
+            ..SuiteOptions::default()
         };
-        let suite = Suite::of(&asked, &Target::named("host").expect("this machine"));
-        let getp = Work::Getp { prompts: 7, new_tokens: 16, slots: 7 };
-        assert_eq!(suite.works, [getp, Work::Decode { batch: 3, context: 100 }]);
+        let suite = Suite::new(&asked, &Target::named("host").expect("this machine"));
+        let getp = Workload::Getp { prompts: 7, new_tokens: 16, slots: 7 };
+        assert_eq!(suite.works, [getp, Workload::Decode { batch: 3, context: 100 }]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::process::exit;
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use super::message::{self, Job, Message, Part};
+use super::message::{self, CaseResults, CheckJob, Message};
 use super::{Checked, Checker, Go, Selection, Watch};
 use kernel::object::compile::follow_parent;
 
@@ -19,7 +19,7 @@ use kernel::object::compile::follow_parent;
 pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
-    let job: Job = message::read(line.as_bytes())?;
+    let job: CheckJob = message::read(line.as_bytes())?;
     let to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     follow_parent(|| ())?;
     // A kernel that dies leaves a message, not its memory.
@@ -34,7 +34,7 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
             io::Error::new(io::ErrorKind::NotFound, what)
         })?;
         let checked = checker.check_template(template, precision, selection, &mut reporter);
-        reporter.say(&Message::Done { since: Part::of(checked), is_lost: reporter.is_lost });
+        reporter.say(&Message::Done { since: CaseResults::from_checked(checked), is_lost: reporter.is_lost });
         if reporter.is_lost {
             break;
         }
@@ -69,7 +69,7 @@ impl Watch for Reporter {
             }
             return Go::Known { is_right: !self.wrong.contains(&self.number) };
         }
-        let since = Part::of(so_far.take());
+        let since = CaseResults::from_checked(so_far.take());
         if self.is_lost {
             self.say(&Message::Lost { since });
             exit(0);

@@ -65,9 +65,10 @@ impl Checker<'_> {
 
     fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
         let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
-        let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0).map_err(Wrong::compile)?;
+        let object =
+            self.store.get_all(&[Request::new(&kernel, self.target)], &()).remove(0).map_err(Wrong::compile)?;
         self.examine(&kernel, &object.object)?;
-        let code = Code::of(llvm, &object.object, &kernel.entry)?;
+        let code = Code::disassemble(llvm, &object.object, &kernel.entry)?;
         Ok((kernel, code))
     }
 }

@@ -99,7 +99,7 @@ impl Checker<'_> {
                     ExportError::Wrong { label, precision, wrong: Box::new(wrong) }
                 };
                 for (trial, kernel, scalars) in self.smallest(template, precision).map_err(wrong)? {
-                    let object = self.store.get_all(&[Request::of(&kernel, self.target)], &()).remove(0);
+                    let object = self.store.get_all(&[Request::new(&kernel, self.target)], &()).remove(0);
                     let object = object.map_err(|error| wrong(Wrong::compile(error)))?.object;
                     self.examine(&kernel, &object).map_err(wrong)?;
                     let prepared = trial.prepare(&scalars).map_err(|error| wrong(error.into()))?;

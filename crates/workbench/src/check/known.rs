@@ -13,11 +13,11 @@ use reference::{Outputs, ReferenceError, Tensor, Tensors};
 /// What is kept at most, in elements of 8 bytes: 256 MiB. Beyond that everything is forgotten, and computed anew.
 const MAX_ELEMENTS: usize = 32 << 20;
 
-static PREPARED: Known<(Tensors, Outputs)> = Known::new();
-static OF_ROUNDED: Known<Option<Outputs>> = Known::new();
+static PREPARED: Memo<(Tensors, Outputs)> = Memo::new();
+static OF_ROUNDED: Memo<Option<Outputs>> = Memo::new();
 
 /// Values by what they were computed from.
-struct Known<T> {
+struct Memo<T> {
     slots: Mutex<Slots<T>>,
 }
 
@@ -29,7 +29,7 @@ struct Slots<T> {
     n_elements: usize,
 }
 
-impl<T> Known<T> {
+impl<T> Memo<T> {
     const fn new() -> Self {
         Self { slots: Mutex::new(Slots { by_key: BTreeMap::new(), n_elements: 0 }) }
     }
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn a_value_is_computed_once_and_what_is_too_much_is_forgotten() {
-        let (known, n_computed) = (Known::<usize>::new(), Cell::new(0));
+        let (known, n_computed) = (Memo::<usize>::new(), Cell::new(0));
         let get = |key: &str, value: usize| {
             let compute = || {
                 n_computed.set(n_computed.get() + 1);

@@ -46,7 +46,7 @@ impl LdsFill {
         let mut refused = None;
         for params in &legal {
             let rendered = render(library, template, &problem, params, target)?;
-            let object = store.get_all(&[Request::of(&rendered, target)], &()).remove(0).map_err(Wrong::compile)?;
+            let object = store.get_all(&[Request::new(&rendered, target)], &()).remove(0).map_err(Wrong::compile)?;
             match driver.load(&object.object, rendered.spec()) {
                 Ok(kernel) => {
                     let n_blocks = ROUNDS * driver.parallelism();

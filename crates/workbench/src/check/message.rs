@@ -14,7 +14,7 @@ use kernel::template::Precision;
 
 /// One template at one precision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Step {
+pub(super) struct CheckStep {
     pub(crate) op: String,
     pub(crate) variant: String,
     pub(crate) precision: Precision,
@@ -22,8 +22,8 @@ pub(super) struct Step {
 
 /// What a child is to do.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct Job {
-    pub(crate) steps: Vec<Step>,
+pub(super) struct CheckJob {
+    pub(crate) steps: Vec<CheckStep>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub(crate) n_known: usize,
     /// Cases after which it was told that something is wrong.
@@ -36,23 +36,23 @@ pub(super) enum Message {
     Runs {
         number: usize,
         case: String,
-        since: Part,
+        since: CaseResults,
     },
     Ran,
     /// The step is done, and this came out last; whether another child is to do the next one.
     Done {
-        since: Part,
+        since: CaseResults,
         is_lost: bool,
     },
     /// The device is lost; another child is to go on.
     Lost {
-        since: Part,
+        since: CaseResults,
     },
 }
 
 /// What came out of some cases of a step.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Part {
+pub(super) struct CaseResults {
     n_cases: usize,
     /// Bits, because JSON has no infinity.
     worst: u64,
@@ -63,12 +63,12 @@ pub(super) struct Part {
     ran: bool,
     uses: Option<Uses>,
     costs: Vec<(String, f64)>,
-    failures: Vec<Told>,
+    failures: Vec<FailureMessage>,
 }
 
 /// A [`Failure`] in words.
 #[derive(Debug, Serialize, Deserialize)]
-struct Told {
+struct FailureMessage {
     case: String,
     text: String,
     is_different: bool,
@@ -76,9 +76,9 @@ struct Told {
     n_more: usize,
 }
 
-impl Part {
-    pub(crate) fn of(checked: Checked) -> Self {
-        let told = |Failure { case, wrong, n_more }| Told {
+impl CaseResults {
+    pub(crate) fn from_checked(checked: Checked) -> Self {
+        let told = |Failure { case, wrong, n_more }| FailureMessage {
             case,
             text: wrong.to_string(),
             is_different: wrong.is_different(),
@@ -103,8 +103,8 @@ impl Part {
     }
 
     /// The same as it was in the child, of this step.
-    pub(crate) fn of_step(self, step: &Step) -> Checked {
-        let failure = |Told { case, text, is_different, words, n_more }| Failure {
+    pub(crate) fn of_step(self, step: &CheckStep) -> Checked {
+        let failure = |FailureMessage { case, text, is_different, words, n_more }| Failure {
             case,
             wrong: Wrong::Told { text, is_different, words },
             n_more,
@@ -141,13 +141,13 @@ mod tests {
 
     #[test]
     fn what_came_out_travels_as_it_was() {
-        let step = Step { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
+        let step = CheckStep { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
         let mut checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
         (checked.n_cases, checked.worst, checked.ran) = (3, f64::INFINITY, true);
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
         checked.fail("n 1".into(), Wrong::NoTest);
-        let since = Part::of(checked.clone());
+        let since = CaseResults::from_checked(checked.clone());
         let mut line = Vec::new();
         write(&mut line, &Message::Done { since, is_lost: false }).expect("written");
         let Message::Done { since, .. } = read(&line).expect("read") else { panic!("another message") };

@@ -39,7 +39,7 @@ use trial::Trial;
 
 use kernel::object::compile::Request;
 use kernel::object::resources::examine;
-use kernel::object::store::{Loaded, Origin, Progress, Store, StoreError};
+use kernel::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use kernel::target::Target;
 use kernel::target::compute_unit::ComputeUnit;
 use kernel::template::contract::{Access, Arg, ArgDtype};
@@ -286,7 +286,7 @@ impl Checker<'_> {
         target: &Target,
         error: StoreError,
     ) -> Wrong {
-        let origins = || Origins::of(self.library, template, &trial.problem, &trial.params, target, kernel);
+        let origins = || Origins::trace(self.library, template, &trial.problem, &trial.params, target, kernel);
         let places = match error.log() {
             "" => Vec::new(),
             log => origins().map_or_else(Vec::new, |origins| origins.of_errors(log)),
@@ -367,7 +367,7 @@ impl Checker<'_> {
     ) -> Result<Tensors, Wrong> {
         let Runner { target, driver } = self.runner.expect("something to run on");
         let kernel = render(self.library, template, problem, params, target)?;
-        let object = self.store.get_all(&[Request::of(&kernel, target)], &()).remove(0).map_err(Wrong::compile)?;
+        let object = self.store.get_all(&[Request::new(&kernel, target)], &()).remove(0).map_err(Wrong::compile)?;
         let (kernel, weights, placement) = (&kernel, &BTreeSet::new(), Placement::Plain);
         let setting = Setting { driver, kernel, weights, scalars, placement, fence: None, is_twice: false, lds: None };
         let loaded = driver.load(&object.object, kernel.spec())?;
@@ -377,7 +377,7 @@ impl Checker<'_> {
 }
 
 fn requests(kernels: &[(Trial, Rendered)], target: &Target) -> Vec<Request> {
-    kernels.iter().map(|(_, kernel)| Request::of(kernel, target)).collect()
+    kernels.iter().map(|(_, kernel)| Request::new(kernel, target)).collect()
 }
 
 /// The arguments that come from a checkpoint: they are only read, and their type is not the op's choice.
@@ -396,7 +396,7 @@ struct Stopwatch {
 
 impl Progress for Stopwatch {
     fn finished(&self, _label: &str, result: &Result<Loaded, StoreError>, elapsed_ms: u64) {
-        if result.as_ref().is_ok_and(|loaded| loaded.origin == Origin::Compiled) {
+        if result.as_ref().is_ok_and(|loaded| loaded.origin == ObjectOrigin::Compiled) {
             self.n_compiled.fetch_add(1, Ordering::Relaxed);
             self.compile_ms.fetch_add(elapsed_ms, Ordering::Relaxed);
         }

@@ -18,7 +18,7 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use super::message::{self, Job, Message, Step};
+use super::message::{self, CheckJob, CheckStep, Message};
 use super::{Checked, Checker, Selection, Wrong};
 use kernel::object::compile::signal_name;
 use kernel::template::Template;
@@ -78,7 +78,7 @@ impl fmt::Display for Death {
 }
 
 impl Death {
-    fn of(status: ExitStatus) -> Self {
+    fn from_status(status: ExitStatus) -> Self {
         status.signal().map_or_else(|| Self::Exit(status.code().unwrap_or_default()), Self::Signal)
     }
 }
@@ -94,12 +94,12 @@ impl Checker<'_> {
         children: &Children,
         done: &mut dyn FnMut(&Checked),
     ) -> Result<Vec<Checked>, ChildError> {
-        let step = |(template, precision): (&Arc<Template>, _)| Step {
+        let step = |(template, precision): (&Arc<Template>, _)| CheckStep {
             op: template.ops.join("+"),
             variant: template.variant.clone(),
             precision,
         };
-        let steps: Vec<Step> = self.steps(selection).map(step).collect();
+        let steps: Vec<CheckStep> = self.steps(selection).map(step).collect();
         let mut all = Vec::new();
         for of_op in steps.chunk_by(|one, other| one.op == other.op) {
             children.check(of_op, &mut |checked| {
@@ -121,12 +121,12 @@ struct Progress {
 }
 
 impl Progress {
-    fn of(step: &Step) -> Self {
+    fn new(step: &CheckStep) -> Self {
         let checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
         Self { checked, number: 0, wrong: BTreeSet::new(), n_deaths: 0 }
     }
 
-    fn add(&mut self, since: message::Part, step: &Step) {
+    fn add(&mut self, since: message::CaseResults, step: &CheckStep) {
         if !since.is_right() {
             self.wrong.insert(self.number);
         }
@@ -154,17 +154,17 @@ impl Progress {
 
 impl Children {
     /// Checks these, with as many children as it takes.
-    fn check(&self, mut steps: &[Step], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
+    fn check(&self, mut steps: &[CheckStep], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
         let error = |source| ChildError { program: self.program.clone(), source: Arc::new(source) };
         let mut known: Option<Progress> = None;
         let mut running: Option<Running> = None;
         while let Some((step, rest)) = steps.split_first() {
-            let progress = known.get_or_insert_with(|| Progress::of(step));
+            let progress = known.get_or_insert_with(|| Progress::new(step));
             let child = match &mut running {
                 Some(child) => child,
                 None => {
                     let (n_known, wrong) = (progress.number, progress.wrong.clone());
-                    running.insert(self.start(&Job { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
+                    running.insert(self.start(&CheckJob { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
                 }
             };
             let (is_lost, is_done) = match child.next(self.deadline) {
@@ -202,7 +202,7 @@ impl Children {
         Ok(())
     }
 
-    fn start(&self, job: &Job) -> io::Result<Running> {
+    fn start(&self, job: &CheckJob) -> io::Result<Running> {
         let mut running = Running::start(&self.program, &self.words)?;
         match running.tell(job) {
             // It ended already: the first look will tell how.
@@ -258,11 +258,11 @@ impl Running {
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
                     // What a kernel started may hold the socket when its process is gone.
                     let ended = self.ended();
-                    return Err(ended.map_or(Death::TimedOut { deadline }, Death::of));
+                    return Err(ended.map_or(Death::TimedOut { deadline }, Death::from_status));
                 }
                 Ok(_) | Err(_) => {
                     let ended = self.wait(ENDING);
-                    return Err(ended.map_or(Death::TimedOut { deadline: ENDING }, Death::of));
+                    return Err(ended.map_or(Death::TimedOut { deadline: ENDING }, Death::from_status));
                 }
             }
         }

@@ -73,7 +73,7 @@ impl Code {
     ///
     /// # Errors
     /// [`IsaError`]: `llvm-objdump` is missing or refuses the object, or the object has no such kernel.
-    pub fn of(llvm: &Llvm, object: &[u8], entry: &str) -> Result<Self, IsaError> {
+    pub fn disassemble(llvm: &Llvm, object: &[u8], entry: &str) -> Result<Self, IsaError> {
         let text = llvm.run("llvm-objdump", &["-d", "--no-show-raw-insn", "-"], object)?;
         let code = Self::parse(&text)?.into_iter().find(|code| code.name == entry);
         code.ok_or_else(|| IsaError::NoCode { entry: entry.to_owned() })

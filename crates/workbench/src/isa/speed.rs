@@ -123,7 +123,7 @@ fn clock_cycles(arch: &str) -> f64 {
 }
 
 /// What `llvm-mca` says of a body, in cycles of its model.
-struct Answer {
+struct McaReport {
     cycles: f64,
     /// One round, if only its units limited it.
     throughput: f64,
@@ -149,7 +149,7 @@ struct Summary {
     block_throughput: f64,
 }
 
-fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<Answer>, IsaError> {
+fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<McaReport>, IsaError> {
     let is_mfma = arch.starts_with("gfx9") && body.iter().any(|instruction| instruction.is_matrix());
     let text = |instruction: &&Instruction| match is_mfma.then(|| without_carry(&instruction.text)).flatten() {
         Some(text) => text + "\n",
@@ -167,7 +167,7 @@ fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Resul
     let answer: Json = serde_json::from_str(json).map_err(|error| IsaError::Answer(error.to_string()))?;
     let summary = answer.code_regions.first().map(|region| &region.summary_view);
     let summary = summary.ok_or_else(|| IsaError::Answer("it has no region".into()))?;
-    Ok(Some(Answer { cycles: summary.total_cycles, throughput: summary.block_throughput }))
+    Ok(Some(McaReport { cycles: summary.total_cycles, throughput: summary.block_throughput }))
 }
 
 /// An addition or subtraction that carries, as one that does not: `llvm-mca` (22) never ends with some bodies that have

@@ -30,9 +30,9 @@ pub struct Measured {
 
 /// A line of a journal: what was asked, and what was said.
 #[derive(Deserialize)]
-struct Line {
+struct JournalRecord {
     about: About,
-    said: Said,
+    said: JournalOutcome,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +59,7 @@ struct About {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Said {
+enum JournalOutcome {
     Time {
         times_us: Vec<f64>,
     },
@@ -71,8 +71,8 @@ enum Said {
 /// several times of one kernel the one of most rounds counts.
 pub fn read(text: &str) -> Vec<Measured> {
     let mut all: BTreeMap<String, (usize, Measured)> = BTreeMap::new();
-    for line in text.lines().filter_map(|line| serde_json::from_str::<Line>(line).ok()) {
-        let Line { about, said: Said::Time { mut times_us } } = line else { continue };
+    for line in text.lines().filter_map(|line| serde_json::from_str::<JournalRecord>(line).ok()) {
+        let JournalRecord { about, said: JournalOutcome::Time { mut times_us } } = line else { continue };
         let Some(step) = StepKind::ALL.into_iter().find(|step| step.name() == about.step) else { continue };
         times_us.sort_by(f64::total_cmp);
         let Some(&time_us) = times_us.get(times_us.len() / 2).filter(|time| **time > 0.0) else { continue };
@@ -130,15 +130,15 @@ pub struct Agreement {
 pub fn agreement(both: &[(Measured, f64)]) -> Vec<Agreement> {
     let ops: BTreeSet<&str> = both.iter().map(|(measured, _)| measured.op.as_str()).collect();
     let of = |op: &str| -> Vec<&(Measured, f64)> { both.iter().filter(|(measured, _)| measured.op == op).collect() };
-    let mut all: Vec<Agreement> = ops.iter().map(|op| Agreement::of(op, &of(op))).collect();
+    let mut all: Vec<Agreement> = ops.iter().map(|op| Agreement::new(op, &of(op))).collect();
     if ops.len() > 1 {
-        all.push(Agreement::of("all", &both.iter().collect::<Vec<_>>()));
+        all.push(Agreement::new("all", &both.iter().collect::<Vec<_>>()));
     }
     all
 }
 
 impl Agreement {
-    fn of(op: &str, both: &[&(Measured, f64)]) -> Self {
+    fn new(op: &str, both: &[&(Measured, f64)]) -> Self {
         let pairs: Vec<(f64, f64)> = both.iter().map(|(measured, seconds)| (measured.time_us, 1e6 * seconds)).collect();
         let mut ratios: Vec<f64> = pairs.iter().map(|(measured, predicted)| predicted / measured).collect();
         ratios.sort_by(f64::total_cmp);

@@ -106,7 +106,7 @@ impl<'a> Predictor<'a> {
     ) -> Result<Self, PredictError> {
         let known = facts
             .filter(|_| target.is_real_gpu())
-            .and_then(|facts| Some((facts.compute_unit?, facts.product.clone()?, Chip::of(target, facts)?)));
+            .and_then(|facts| Some((facts.compute_unit?, facts.product.clone()?, Chip::for_target(target, facts)?)));
         let (unit, product, chip) = known.ok_or_else(|| PredictError::Unknown { arch: target.id() })?;
         Ok(Self { library, target, store, unit, product, chip, llvm: Llvm::find() })
     }
@@ -129,7 +129,7 @@ impl<'a> Predictor<'a> {
             .map(|one| render(self.library, &one.template, problem, &one.params, self.target))
             .collect();
         let requests: Vec<Request> =
-            rendered.iter().flatten().map(|rendered| Request::of(rendered, self.target)).collect();
+            rendered.iter().flatten().map(|rendered| Request::new(rendered, self.target)).collect();
         let mut objects = self.store.get_all(&requests, progress).into_iter();
         let objects: Vec<_> = candidates
             .into_iter()
@@ -156,7 +156,9 @@ impl<'a> Predictor<'a> {
         let uses = examine(object, &rendered.spec(), &rendered.resources, self.target)?;
         let (outside, loops) = match self.target.platform {
             Platform::Nvidia => self.read_sass(cubin_code(object, &rendered.entry)?, &rendered.entry),
-            Platform::Amd | Platform::Host => self.read_gcn(&isa::Code::of(&self.llvm, object, &rendered.entry)?)?,
+            Platform::Amd | Platform::Host => {
+                self.read_gcn(&isa::Code::disassemble(&self.llvm, object, &rendered.entry)?)?
+            }
         };
         let code = Code {
             vgprs: uses.vgprs,

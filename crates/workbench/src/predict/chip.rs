@@ -64,7 +64,7 @@ pub struct Chip {
 
 impl Chip {
     /// A target's; `None` where its table has no `[target.compute_unit]` or no `[target.product]`.
-    pub fn of(target: &Target, facts: &TargetFacts) -> Option<Self> {
+    pub fn for_target(target: &Target, facts: &TargetFacts) -> Option<Self> {
         let (unit, product) = (facts.compute_unit?, facts.product.as_ref()?);
         let clock_hz = f64::from(product.clock_mhz) * 1e6;
         let memory_bytes_per_s = REACHED_BANDWIDTH * product.memory_gbps * 1e9;

@@ -42,7 +42,7 @@ pub const ROUNDS: usize = 5;
 const REPLAY_US: f64 = 400.0;
 
 /// A candidate that is slower than the best by this factor in every round so far is not timed again.
-const HOPELESS: f64 = 1.5;
+const DROP_FACTOR: f64 = 1.5;
 
 /// A candidate is not timed in rounds if a launch by itself takes longer than the best by this factor and this many
 /// microseconds, which is what a launch by itself may take more.
@@ -158,7 +158,7 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
 }
 
 /// A candidate on the device, right, with its launches.
-struct Ready {
+struct ReadyCandidate {
     kernel: LoadedKernel,
     launches: Launches,
     graph: Option<Graph>,
@@ -267,7 +267,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Checks a kernel, and prepares its launches.
-    fn ready(&self, kernel: LoadedKernel, object: String) -> Result<Ready, CandidateError> {
+    fn ready(&self, kernel: LoadedKernel, object: String) -> Result<ReadyCandidate, CandidateError> {
         let driver = self.pipeline.driver();
         let mut launches = self.memory.launches(driver, &kernel.rendered, &self.scalars)?;
         self.memory.reset(driver, &self.gate)?;
@@ -278,21 +278,21 @@ impl<'a> Bench<'a> {
         let once_us = once.as_secs_f64() * 1e6;
         let best_us = self.best_us.get();
         if once_us > SLOW.0 * best_us + SLOW.1 {
-            return Ok(Ready { kernel, launches, graph: None, slow_us: Some(once_us), object, passed });
+            return Ok(ReadyCandidate { kernel, launches, graph: None, slow_us: Some(once_us), object, passed });
         }
         self.best_us.set(best_us.min(once_us));
         launches.repeat((REPLAY_US / once_us.max(0.1)).ceil() as usize);
         let graph = driver.capture(&launches.all(&kernel.kernel))?;
-        Ok(Ready { kernel, launches, graph, slow_us: None, object, passed })
+        Ok(ReadyCandidate { kernel, launches, graph, slow_us: None, object, passed })
     }
 
     fn time_all(
         &self,
-        ready: Vec<(Candidate, Result<Ready, CandidateError>)>,
+        ready: Vec<(Candidate, Result<ReadyCandidate, CandidateError>)>,
         n_rounds: usize,
         runs: &mut dyn FnMut(usize),
     ) -> Vec<(Candidate, Result<Timed, CandidateError>)> {
-        let slow_us = |ready: &Result<Ready, _>| ready.as_ref().ok().and_then(|ready| ready.slow_us);
+        let slow_us = |ready: &Result<ReadyCandidate, _>| ready.as_ref().ok().and_then(|ready| ready.slow_us);
         let mut times: Vec<Vec<f64>> = ready.iter().map(|(_, ready)| slow_us(ready).into_iter().collect()).collect();
         let mut failed: Vec<Option<CandidateError>> = ready.iter().map(|_| None).collect();
         for round in 0..=n_rounds {
@@ -300,7 +300,7 @@ impl<'a> Bench<'a> {
             for (i, (_, ready)) in ready.iter().enumerate() {
                 let Some(ready) = ready.as_ref().ok().filter(|ready| ready.slow_us.is_none()) else { continue };
                 let fastest = times[i].iter().copied().fold(f64::INFINITY, f64::min);
-                if failed[i].is_some() || (round > 1 && fastest > HOPELESS * best) {
+                if failed[i].is_some() || (round > 1 && fastest > DROP_FACTOR * best) {
                     continue;
                 }
                 runs(i);
@@ -324,7 +324,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-impl Ready {
+impl ReadyCandidate {
     /// Time of one launch, of one replay of all.
     fn time_us(&self, driver: &dyn Driver) -> Result<f64, GpuError> {
         let kernel: &Kernel = &self.kernel.kernel;

@@ -17,7 +17,7 @@ use reference::{self, Tensors};
 /// The arguments that a kernel for the problem has by the contracts, in order.
 pub(super) fn arguments(library: &Library, problem: &Problem) -> Result<Vec<Arg>, TimingError> {
     let contracts: Result<Vec<_>, LibraryError> = problem.ops.iter().map(|op| library.contract(op).cloned()).collect();
-    let mut signature = Signature::of(&contracts?)?;
+    let mut signature = Signature::join(&contracts?)?;
     problem.keeps.iter().try_for_each(|path| signature.keep(path)).map_err(TimingError::Keep)?;
     let mut args = Vec::new();
     for arg in signature.args {

@@ -1,87 +1,95 @@
-//! Which parameters are tried: all of a small grid; of a large one those that may be the fastest by what is known.
+//! Which parameters are tried: all of a small grid; of a large one those that Bayesian optimisation chooses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::gaussian_process::GaussianProcess;
 use kernel::template::Params;
 
-/// How many are asked for at a time.
-const ROUND: usize = 8;
+/// How many are timed at a time.
+const BATCH: usize = 8;
 
-/// A search that may try so many looks wider around before it trusts what it knows, at so many others all over the
-/// grid. These numbers and those below did best among a few on the times of a dozen problems that an H200 has measured.
-const MANY: usize = 40;
-const WIDER: usize = 16;
+/// A search with a budget of so many has so many others all over the grid in its initial design. These numbers and
+/// those below did best among a few on the times of a dozen problems that an H200 has measured.
+const LARGE_BUDGET: usize = 40;
+const N_SPREAD: usize = 16;
 
-/// After so many rounds of which none found anything faster a search ends, and by what part a time has to be less to be
-/// called faster.
+/// After so many rounds without an improvement a search ends, and by what part a time has to be less to be one.
 const PATIENCE: u32 = 5;
-const FASTER: f64 = 0.005;
+const MIN_IMPROVEMENT: f64 = 0.005;
 
 /// Times that differ by less than this part, as a standard deviation, are taken for noise.
-const LEAST_SPREAD: f64 = 0.02;
+const MIN_DEVIATION: f64 = 0.02;
 
-/// A search through the legal parameters of one template, that says what is to be timed next: first those that it is
-/// given, such as [`look_around`] does; then all of them if they are not too many, else some more all over the grid and
-/// those that a Gaussian process over the logarithms of the times believes to be the fastest, less one standard
-/// deviation of what it does not know; at the end those that are one step from the fastest, again and again.
+/// A search through the legal parameters of one template, that says what is to be timed next: first its initial design,
+/// such as [`initial_design`] gives; then all of them if the budget allows, else some more all over the grid and those
+/// with the best acquisition: the lower confidence bound, one standard deviation below the mean, of a Gaussian process
+/// over the logarithms of the times; at the end the neighbours of the fastest, again and again.
 pub(crate) struct Search<'a> {
     legal: &'a [Params],
-    first: Option<Vec<Params>>,
-    most: usize,
-    /// Where each of `legal` lies, and how long a step is along each axis.
-    places: Vec<Vec<f64>>,
+    initial_design: Option<Vec<Params>>,
+    budget: usize,
+    /// The coordinates of each of `legal`, and how long a step is along each axis.
+    points: Vec<Vec<f64>>,
     steps: Vec<f64>,
+    /// What was observed: times in microseconds.
     tried: BTreeMap<Params, Option<f64>>,
-    /// How many rounds there were, and how many of them since something faster was found.
     n_rounds: u32,
-    n_vain: u32,
+    n_rounds_since_improvement: u32,
 }
 
 impl<'a> Search<'a> {
-    /// - `most`: parameters that are tried, at most
-    pub(crate) fn new(legal: &'a [Params], first: Vec<Params>, most: usize) -> Self {
-        let most = most.max(first.len());
-        let (places, steps) = places(legal);
-        let tried = BTreeMap::new();
-        Self { legal, first: Some(first), most, places, steps, tried, n_rounds: 0, n_vain: 0 }
+    /// - `budget`: parameters that are tried, at most
+    pub(crate) fn new(legal: &'a [Params], initial_design: Vec<Params>, budget: usize) -> Self {
+        let budget = budget.max(initial_design.len());
+        let (points, steps) = points(legal);
+        Self {
+            legal,
+            initial_design: Some(initial_design),
+            budget,
+            points,
+            steps,
+            tried: BTreeMap::new(),
+            n_rounds: 0,
+            n_rounds_since_improvement: 0,
+        }
     }
 
     /// What is to be timed next; nothing at the end.
     ///
-    /// - `rival_us`: the best time of any other way, in microseconds. Who is twice as slow after a first look around is
-    ///   left, and later who is still slower by half, by a third, by a quarter
-    pub(crate) fn next(&mut self, rival_us: f64) -> Vec<Params> {
-        if let Some(first) = self.first.take() {
-            return first;
+    /// - `incumbent_us`: the best time of any other way, in microseconds. A template that is twice as slow after the
+    ///   initial design is left, and later one that is still slower by half, by a third, by a quarter
+    pub(crate) fn next(&mut self, incumbent_us: f64) -> Vec<Params> {
+        if let Some(initial_design) = self.initial_design.take() {
+            return initial_design;
         }
         self.n_rounds += 1;
-        if self.best_us() > rival_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
+        if self.best_us() > incumbent_us * (1.0 + 1.0 / f64::from(self.n_rounds)) {
             return Vec::new();
         }
-        if self.legal.len() <= self.most {
+        if self.legal.len() <= self.budget {
             return self.legal.iter().filter(|params| !self.tried.contains_key(*params)).cloned().collect();
         }
-        if self.n_rounds == 1 && self.most >= MANY {
-            // Not where the first look fell.
-            let step = self.legal.len() / WIDER;
-            let wider = self.legal.iter().skip(step / 2).step_by(step);
-            return wider.filter(|params| !self.tried.contains_key(*params)).cloned().collect();
+        if self.n_rounds == 1 && self.budget >= LARGE_BUDGET {
+            // Not where the rest of the initial design lies.
+            let step = self.legal.len() / N_SPREAD;
+            let spread = self.legal.iter().skip(step / 2).step_by(step);
+            return spread.filter(|params| !self.tried.contains_key(*params)).cloned().collect();
         }
-        let left = self.most.saturating_sub(self.tried.len());
-        let mut near = self.near_the_fastest();
-        if self.n_vain >= PATIENCE || left <= near.len() {
-            near.truncate(left);
-            return near;
+        let left = self.budget.saturating_sub(self.tried.len());
+        let mut neighbours = self.neighbours_of_the_fastest();
+        if self.n_rounds_since_improvement >= PATIENCE || left <= neighbours.len() {
+            neighbours.truncate(left);
+            return neighbours;
         }
-        self.promising(left.min(ROUND))
+        self.best_by_acquisition(left.min(BATCH))
     }
 
     /// What came of those that [`Search::next`] gave: their times in microseconds, `None` for those that are not to be
     /// used.
     pub(crate) fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
         let best_us = times_us.iter().flatten().copied().fold(f64::INFINITY, f64::min);
-        self.n_vain = if best_us < self.best_us() * (1.0 - FASTER) { 0 } else { self.n_vain + 1 };
+        let is_improvement = best_us < self.best_us() * (1.0 - MIN_IMPROVEMENT);
+        self.n_rounds_since_improvement = if is_improvement { 0 } else { self.n_rounds_since_improvement + 1 };
         self.tried.extend(params.into_iter().zip(times_us));
     }
 
@@ -100,44 +108,45 @@ impl<'a> Search<'a> {
     }
 
     /// Those that differ from the fastest by one step of one parameter, and were not tried.
-    fn near_the_fastest(&self) -> Vec<Params> {
+    fn neighbours_of_the_fastest(&self) -> Vec<Params> {
         let Some((fastest, _)) = self.fastest() else { return Vec::new() };
         let Some(at) = self.legal.iter().position(|params| params == fastest) else { return Vec::new() };
-        let is_near = |place: &[f64]| {
-            let mut steps = place.iter().zip(&self.places[at]).zip(&self.steps).filter(|((a, b), _)| a != b);
+        let is_near = |point: &[f64]| {
+            let mut steps = point.iter().zip(&self.points[at]).zip(&self.steps).filter(|((a, b), _)| a != b);
             match (steps.next(), steps.next()) {
                 (Some(((a, b), step)), None) => (a - b).abs() < 1.5 * step,
                 _ => false,
             }
         };
-        let near = self.legal.iter().zip(&self.places).filter(|(_, place)| is_near(place));
+        let near = self.legal.iter().zip(&self.points).filter(|(_, point)| is_near(point));
         near.map(|(params, _)| params.clone()).filter(|params| !self.tried.contains_key(params)).collect()
     }
 
-    /// Those of which most is hoped, among those that were not tried. What cannot be used counts as the slowest of
-    /// those that can, so that what is like it comes late.
-    fn promising(&self, n: usize) -> Vec<Params> {
+    /// Those with the least lower confidence bound, among those that were not tried. What cannot be used counts as the
+    /// slowest of those that can, so that what is like it comes late.
+    fn best_by_acquisition(&self, n: usize) -> Vec<Params> {
         let logs: Vec<f64> = self.tried.values().flatten().map(|us| us.ln()).collect();
         let n_logs = logs.len().max(1) as f64;
         let mean = logs.iter().sum::<f64>() / n_logs;
-        let spread = (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / n_logs).sqrt().max(LEAST_SPREAD);
+        let deviation = (logs.iter().map(|log| (log - mean).powi(2)).sum::<f64>() / n_logs).sqrt().max(MIN_DEVIATION);
         let slowest = logs.iter().copied().fold(mean, f64::max);
 
-        let mut belief = GaussianProcess::new(&self.places);
+        let mut posterior = GaussianProcess::new(&self.points);
         let mut open: Vec<usize> = Vec::new();
         for (i, params) in self.legal.iter().enumerate() {
             match self.tried.get(params) {
-                Some(time) => belief.observe(i, Some((time.map_or(slowest, f64::ln) - mean) / spread)),
+                Some(time) => posterior.observe(i, Some((time.map_or(slowest, f64::ln) - mean) / deviation)),
                 None => open.push(i),
             }
         }
         let mut found = Vec::new();
         while found.len() < n && !open.is_empty() {
-            let hope = |i: usize| belief.mean(i) - belief.deviation(i);
-            let at = (0..open.len()).min_by(|&a, &b| hope(open[a]).total_cmp(&hope(open[b]))).unwrap_or(0);
+            let acquisition = |i: usize| posterior.mean(i) - posterior.deviation(i);
+            let by_acquisition = |&a: &usize, &b: &usize| acquisition(open[a]).total_cmp(&acquisition(open[b]));
+            let at = (0..open.len()).min_by(by_acquisition).unwrap_or(0);
             let i = open.remove(at);
-            // The next one of this round should tell something else.
-            belief.observe(i, None);
+            // The next one of this batch should tell something else.
+            posterior.observe(i, None);
             found.push(self.legal[i].clone());
         }
         found
@@ -145,8 +154,8 @@ impl<'a> Search<'a> {
 }
 
 /// What is tried before anything is known: the start, and others at equal distances in the list, at most so many.
-pub(crate) fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
-    let n = most.min(ROUND);
+pub(crate) fn initial_design(legal: &[Params], start: &Params, most: usize) -> Vec<Params> {
+    let n = most.min(BATCH);
     let mut found = vec![start.clone()];
     for i in 0..n.saturating_sub(1) {
         let params = &legal[i * legal.len() / n];
@@ -157,20 +166,20 @@ pub(crate) fn look_around(legal: &[Params], start: &Params, most: usize) -> Vec<
     found
 }
 
-/// Where each lies in the grid of all, by the places of its values among those that its parameters take: 0 is the least
-/// and 1 the one that would follow the greatest, so that parameters with few values and with many count alike. And how
-/// long a step is along each axis.
-fn places(legal: &[Params]) -> (Vec<Vec<f64>>, Vec<f64>) {
+/// The coordinates of each in the grid of all, by the ranks of its values among those that its parameters take: 0 is
+/// the least and 1 the one that would follow the greatest, so that parameters with few values and with many have one
+/// lengthscale. And how long a step is along each axis.
+fn points(legal: &[Params]) -> (Vec<Vec<f64>>, Vec<f64>) {
     let mut values: BTreeMap<&str, BTreeSet<u32>> = BTreeMap::new();
     for (name, value) in legal.iter().flatten() {
         values.entry(name).or_default().insert(*value);
     }
-    let place = |(name, value): (&String, &u32)| {
+    let coordinate = |(name, value): (&String, &u32)| {
         let known = &values[name.as_str()];
         known.range(..value).count() as f64 / known.len() as f64
     };
-    let places = legal.iter().map(|params| params.iter().map(place).collect()).collect();
-    (places, values.values().map(|known| 1.0 / known.len() as f64).collect())
+    let points = legal.iter().map(|params| params.iter().map(coordinate).collect()).collect();
+    (points, values.values().map(|known| 1.0 / known.len() as f64).collect())
 }
 
 #[cfg(test)]
@@ -195,13 +204,13 @@ mod tests {
     fn search<'a>(
         legal: &'a [Params],
         start: &Params,
-        most: usize,
-        rival_us: f64,
+        budget: usize,
+        incumbent_us: f64,
         time: impl Fn(&Params) -> Option<f64>,
     ) -> Search<'a> {
-        let mut search = Search::new(legal, look_around(legal, start, most), most);
+        let mut search = Search::new(legal, initial_design(legal, start, budget), budget);
         loop {
-            let next = search.next(rival_us);
+            let next = search.next(incumbent_us);
             if next.is_empty() {
                 return search;
             }
@@ -236,20 +245,20 @@ mod tests {
     }
 
     #[test]
-    fn a_template_that_is_far_behind_is_left_after_a_look_around_and_one_a_little_behind_later() {
+    fn a_template_that_is_far_behind_is_left_after_the_initial_design_and_one_a_little_behind_later() {
         let legal = grid();
         // It gets a little faster with every one that is tried.
-        let n_tried = |rival_us| {
+        let n_tried = |incumbent_us| {
             let n = Cell::new(0);
             let time = |_: &Params| {
                 n.set(n.get() + 1);
                 Some(0.999_f64.powi(n.get()))
             };
-            search(&legal, &legal[0], 200, rival_us, time).n_tried()
+            search(&legal, &legal[0], 200, incumbent_us, time).n_tried()
         };
-        assert!((2..=ROUND).contains(&n_tried(0.49)), "{}", n_tried(0.49));
+        assert!((2..=BATCH).contains(&n_tried(0.49)), "{}", n_tried(0.49));
         let [behind, close] = [n_tried(0.6), n_tried(0.9)];
-        assert!(ROUND < behind && behind < close, "{behind} {close}");
+        assert!(BATCH < behind && behind < close, "{behind} {close}");
     }
 
     #[test]
@@ -279,7 +288,7 @@ mod tests {
         let legal = grid();
         for time in [None, Some(1.0)] {
             let found = search(&legal, &legal[100], 400, f64::INFINITY, |_| time);
-            assert!((2 * ROUND..=10 * ROUND).contains(&found.n_tried()), "{}", found.n_tried());
+            assert!((2 * BATCH..=10 * BATCH).contains(&found.n_tried()), "{}", found.n_tried());
         }
     }
 

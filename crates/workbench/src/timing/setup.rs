@@ -14,7 +14,7 @@ impl Setup {
     /// - `step`: whether each row is alone in its slot, or all are of one; matters only to ops that look at positions
     /// - `context`: positions that the last row of a slot sees; a prompt's are at least its rows
     /// - `cache_bytes`: what the device's last cache holds; 0 where nothing is timed
-    pub fn of(problem: &Problem, n_tokens: u32, step: StepKind, context: u32, cache_bytes: usize) -> Self {
+    pub fn for_problem(problem: &Problem, n_tokens: u32, step: StepKind, context: u32, cache_bytes: usize) -> Self {
         let (n, context) = (n_tokens as usize, context as usize);
         let window = problem.dims.get("window").map_or(0, |&window| window as usize);
         let (n_slots, run) = match step {
@@ -73,7 +73,7 @@ mod tests {
             keeps: BTreeSet::new(),
         };
         for step in [StepKind::Decode, StepKind::Mixed] {
-            let setup = |ops: &[&str]| Setup::of(&problem(ops), 200, step, 512, 0);
+            let setup = |ops: &[&str]| Setup::for_problem(&problem(ops), 200, step, 512, 0);
             let (alone, run) = (setup(&["rope_kv"]), setup(&["rmsnorm", "linear", "rope_kv"]));
             assert!(alone.inputs.is_some());
             assert_eq!((alone.scalars, alone.inputs), (run.scalars, run.inputs));

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::job::Piece;
-use super::judge::{Judge, JudgeError, Kernel, Reason, Verdict};
+use super::judge::{CandidateKernel, Judge, JudgeError, Reason, Verdict};
 use super::objects::{Object, objects};
-use super::worker::{Order, Said};
+use super::worker::{WorkerMessage, WorkerOrder};
 use crate::check::parent::{Death, Running};
 use kernel::object::store::{Progress, Store};
 use kernel::target::Target;
@@ -69,7 +69,7 @@ impl<'a> Device<'a> {
     }
 
     /// Has some kernels measured.
-    fn measure(&mut self, order: &Order) -> Result<Came, JudgeError> {
+    fn measure(&mut self, order: &WorkerOrder) -> Result<Came, JudgeError> {
         let gone = |error: std::io::Error| {
             JudgeError::Gone(format!("could not run kernels in a process of their own: {error}"))
         };
@@ -80,9 +80,9 @@ impl<'a> Device<'a> {
         // One that has ended already says so below.
         let _ = process.tell(order);
         loop {
-            match process.next::<Said>(self.deadline) {
-                Ok(Said::Runs { at }) => process.runs = Some((at.to_string(), Instant::now())),
-                Ok(Said::Done { verdicts, is_lost }) => {
+            match process.next::<WorkerMessage>(self.deadline) {
+                Ok(WorkerMessage::Runs { at }) => process.runs = Some((at.to_string(), Instant::now())),
+                Ok(WorkerMessage::Done { verdicts, is_lost }) => {
                     process.runs = None;
                     if verdicts.len() != order.kernels.len() {
                         return Ok(Came::Not("it said too little".into()));
@@ -92,7 +92,7 @@ impl<'a> Device<'a> {
                     }
                     return Ok(Came::Verdicts(verdicts));
                 }
-                Ok(Said::CannotPrepare { why }) => {
+                Ok(WorkerMessage::CannotPrepare { why }) => {
                     self.process = Some(process);
                     return Err(JudgeError::Piece(why));
                 }
@@ -120,7 +120,7 @@ impl Judge for Device<'_> {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         n_rounds: usize,
         progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError> {
@@ -135,7 +135,7 @@ impl Judge for Device<'_> {
             }
             let label = |i: usize| kernels[i].candidate.template.label();
             let named = open.iter().map(|&i| (label(i), kernels[i].candidate.params.clone())).collect();
-            match self.measure(&Order { piece: *piece, kernels: named, n_rounds })? {
+            match self.measure(&WorkerOrder { piece: *piece, kernels: named, n_rounds })? {
                 Came::Verdicts(said) => {
                     for (i, verdict) in open.into_iter().zip(said) {
                         verdicts[i] = Some(verdict);

@@ -17,9 +17,9 @@ use kernel::template::signature::Signature;
 
 /// Problems, with what they are to a step.
 #[derive(Clone, Debug, Default)]
-pub struct Job {
+pub struct TuningJob {
     /// Of each its index is its name among the processes that tune.
-    pub asked: Vec<Asked>,
+    pub problems: Vec<TuningProblem>,
     /// Positions that the last row of a slot sees; a prompt's are at least its rows.
     pub context: u32,
     /// What the device's last cache holds, in bytes.
@@ -28,7 +28,7 @@ pub struct Job {
 
 /// A problem of a forward pass.
 #[derive(Clone, Debug)]
-pub struct Asked {
+pub struct TuningProblem {
     /// Where it is first: `block.0.attn.qkv`.
     pub label: String,
     /// What is asked for there.
@@ -73,7 +73,7 @@ const LAUNCH_BYTES: f64 = 1e6;
 
 impl Counts {
     /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
-    pub fn of(target: &Target) -> Self {
+    pub fn for_target(target: &Target) -> Self {
         let (decode, prompt, searched): (&[u32], &[u32], &[u32]) = match target.is_gpu() {
             true => {
                 let decode = &[1, 2, 4, 8, 16, 32, 64, 128, 256];
@@ -91,14 +91,14 @@ impl Counts {
     }
 }
 
-impl Job {
+impl TuningJob {
     /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
     /// request asks for it is left out.
-    pub fn of(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
-        let mut job = Self { asked: Vec::new(), context, cache_bytes };
+    pub fn from_graph(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
+        let mut job = Self { problems: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();
         for node in &graph.nodes {
-            let asked = Asked {
+            let problem = TuningProblem {
                 label: node.label.clone(),
                 problem: node.problem.clone(),
                 n_nodes: 0,
@@ -106,7 +106,7 @@ impl Job {
                 scalars: node.scalars.clone(),
                 parts: Vec::new(),
             };
-            places.insert(&node.label, (job.add(asked), node.rows));
+            places.insert(&node.label, (job.add(problem), node.rows));
         }
         for (label, problem) in runs(graph, fusions) {
             let of_parts: Vec<(usize, Rows)> =
@@ -114,21 +114,21 @@ impl Job {
             // Those of its own nodes: elsewhere the same problem may be asked for with more.
             let Some(&(_, rows)) = of_parts.first() else { continue };
             let parts: Vec<usize> = of_parts.into_iter().map(|(part, _)| part).collect();
-            let scalars = parts.iter().flat_map(|part| job.asked[*part].scalars.clone()).collect();
-            job.add(Asked { label, problem, n_nodes: 0, rows, scalars, parts });
+            let scalars = parts.iter().flat_map(|part| job.problems[*part].scalars.clone()).collect();
+            job.add(TuningProblem { label, problem, n_nodes: 0, rows, scalars, parts });
         }
         job
     }
 
-    fn add(&mut self, asked: Asked) -> usize {
-        let rows = asked.rows;
-        let index = self.asked.iter().position(|one| one.problem == asked.problem).unwrap_or_else(|| {
-            self.asked.push(asked);
-            self.asked.len() - 1
+    fn add(&mut self, problem: TuningProblem) -> usize {
+        let rows = problem.rows;
+        let index = self.problems.iter().position(|one| one.problem == problem.problem).unwrap_or_else(|| {
+            self.problems.push(problem);
+            self.problems.len() - 1
         });
-        self.asked[index].n_nodes += 1;
+        self.problems[index].n_nodes += 1;
         if rows == Rows::All {
-            self.asked[index].rows = rows; // the more numbers of rows
+            self.problems[index].rows = rows; // the more numbers of rows
         }
         index
     }
@@ -148,8 +148,8 @@ impl Job {
         order.sort_by(|a, b| shares[b].total_cmp(&shares[a]));
         let place = |problem: usize| order.iter().position(|&one| one == problem);
         let last = |problem: usize| {
-            let parts = self.asked[problem].parts.iter().filter_map(|&part| place(part)).max();
-            (parts.max(place(problem)), !self.asked[problem].parts.is_empty())
+            let parts = self.problems[problem].parts.iter().filter_map(|&part| place(part)).max();
+            (parts.max(place(problem)), !self.problems[problem].parts.is_empty())
         };
         let mut sorted = order.clone();
         sorted.sort_by_key(|&problem| last(problem));
@@ -180,7 +180,7 @@ impl Job {
     }
 
     fn of_problem(&self, problem: usize, counts: &Counts) -> Vec<Piece> {
-        let asked = &self.asked[problem];
+        let asked = &self.problems[problem];
         let at = |step: StepKind, n_tokens: u32| Piece { problem, step, n_tokens };
         let decode = counts.decode.iter().map(|&n| at(StepKind::Decode, n));
         let prompt = counts.prompt.iter().map(|&n| at(StepKind::Mixed, n));
@@ -199,12 +199,12 @@ impl Job {
 
     /// The kind of step that rows of a table want for a piece: none where it does not matter.
     pub fn step_of_rows(&self, piece: &Piece) -> Option<StepKind> {
-        looks_at_positions(&self.asked[piece.problem].problem).then_some(piece.step)
+        looks_at_positions(&self.problems[piece.problem].problem).then_some(piece.step)
     }
 
     /// What a piece takes at least, in bytes that could be moved meanwhile, for all nodes that ask for it.
     fn cost(&self, piece: &Piece, library: &Library, product: Option<&Product>) -> Result<f64, TimingError> {
-        let asked = &self.asked[piece.problem];
+        let asked = &self.problems[piece.problem];
         let work = timing::work(library, &asked.problem, &self.setup(piece))?;
         let ratio = product.filter(|product| product.matrix_flop_per_cycle > 0);
         let ratio = ratio.map_or(FLOP_PER_BYTE, |one| 1e3 * one.matrix_tflops() / one.memory_gbps);
@@ -214,8 +214,8 @@ impl Job {
 
     /// The scalars and the kind of the inputs of a piece, with what its node says besides.
     pub(crate) fn setup(&self, piece: &Piece) -> Setup {
-        let Asked { problem, scalars, .. } = &self.asked[piece.problem];
-        Setup::of(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
+        let TuningProblem { problem, scalars, .. } = &self.problems[piece.problem];
+        Setup::for_problem(problem, piece.n_tokens, piece.step, self.context, self.cache_bytes).with(scalars)
     }
 }
 

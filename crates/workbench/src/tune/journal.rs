@@ -36,7 +36,7 @@ pub struct JournalError {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Line {
+struct JournalLine {
     key: String,
     /// For people: what the key is made of, as far as it has names.
     about: Map<String, Value>,
@@ -83,7 +83,8 @@ impl Journal {
         if bytes.last().is_some_and(|last| *last != b'\n') {
             file.write_all(b"\n").map_err(wrong)?; // what was torn stays a line of its own
         }
-        let lines = bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<Line>(line).ok());
+        let lines =
+            bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice::<JournalLine>(line).ok());
         let known = lines.map(|line| (line.key, line.said)).collect();
         Ok(Self { known, file: Some((path.to_owned(), file)), n_found: 0 })
     }
@@ -113,7 +114,7 @@ impl Journal {
     pub fn keep(&mut self, key: &Key, said: &impl Serialize) -> Result<(), JournalError> {
         let path = || self.file.as_ref().map(|(path, _)| path.clone()).unwrap_or_default();
         let said = serde_json::to_value(said).map_err(|error| JournalError { path: path(), source: error.into() })?;
-        let line = Line { key: key.digest.clone(), about: key.about.clone(), said };
+        let line = JournalLine { key: key.digest.clone(), about: key.about.clone(), said };
         if let Some((path, file)) = &mut self.file {
             let wrong = |source| JournalError { path: path.clone(), source };
             let mut text = serde_json::to_vec(&line).map_err(|error| wrong(error.into()))?;

@@ -26,7 +26,7 @@ pub trait Judge {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         n_rounds: usize,
         progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError>;
@@ -45,7 +45,7 @@ pub enum JudgeError {
 
 /// A kernel to be judged.
 #[derive(Clone, Debug)]
-pub struct Kernel {
+pub struct CandidateKernel {
     pub candidate: Candidate,
     /// Its source and launch.
     pub(crate) rendered: Rendered,
@@ -165,7 +165,7 @@ impl Time {
 }
 
 impl Uses {
-    pub(crate) fn of(facts: &KernelFacts) -> Self {
+    pub(crate) fn from_facts(facts: &KernelFacts) -> Self {
         Self { vgprs: facts.vgprs, spills: facts.spills(), lds_bytes: facts.lds_bytes }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::judge::{Kernel, Reason, Uses, Verdict};
+use super::judge::{CandidateKernel, Reason, Uses, Verdict};
 use kernel::object::compile::Request;
 use kernel::object::resources::examine;
 use kernel::object::store::{Progress, Store};
@@ -29,19 +29,19 @@ impl Object {
 pub(crate) fn objects(
     store: &Store,
     target: &Target,
-    kernels: &[Kernel],
+    kernels: &[CandidateKernel],
     progress: &dyn Progress,
 ) -> Vec<Result<Object, Verdict>> {
     let requests: Vec<Request> = kernels.iter().map(|kernel| kernel.request.clone()).collect();
     let objects = store.get_all(&requests, progress).into_iter();
-    let usable = |(kernel, object): (&Kernel, Result<_, _>)| {
+    let usable = |(kernel, object): (&CandidateKernel, Result<_, _>)| {
         let object: kernel::object::store::Loaded =
             object.map_err(|error| Verdict::refused(Reason::NotCompiled, error))?;
         let rendered = &kernel.rendered;
         let examined =
             target.is_real_gpu().then(|| examine(&object.object, &rendered.spec(), &rendered.resources, target));
         let uses = examined.transpose().map_err(|error| Verdict::refused(Reason::Exceeds, error))?;
-        let object = Object { bytes: Arc::clone(&object.object), uses: uses.map(|facts| Uses::of(&facts)) };
+        let object = Object { bytes: Arc::clone(&object.object), uses: uses.map(|facts| Uses::from_facts(&facts)) };
         object.spills().filter(|_| !kernel.is_known).map_or(Ok(object), Err)
     };
     kernels.iter().zip(objects).map(usable).collect()

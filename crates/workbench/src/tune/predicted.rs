@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::job::{Job, Piece};
-use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use super::job::{Piece, TuningJob};
+use super::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use super::objects::{Object, objects};
 use crate::isa::IsaError;
 use crate::isa::llvm::LlvmError;
@@ -25,7 +25,7 @@ const VERSION: u32 = 4;
 
 /// A chip that is not here.
 pub struct Predicted<'a> {
-    job: &'a Job,
+    job: &'a TuningJob,
     library: &'a Library,
     target: &'a Target,
     store: &'a Store,
@@ -47,7 +47,7 @@ impl<'a> Predicted<'a> {
     /// # Errors
     /// If they do not.
     pub fn new(
-        job: &'a Job,
+        job: &'a TuningJob,
         library: &'a Library,
         target: &'a Target,
         store: &'a Store,
@@ -58,11 +58,11 @@ impl<'a> Predicted<'a> {
     }
 
     /// Compiles and reads what was not yet. A tool that is missing is an error: it would be so for every kernel.
-    fn read_all(&mut self, kernels: &[Kernel], progress: &dyn Progress) -> Result<(), JudgeError> {
+    fn read_all(&mut self, kernels: &[CandidateKernel], progress: &dyn Progress) -> Result<(), JudgeError> {
         // Whether one may spill is asked below: it may be known another time.
-        let is_new = |kernel: &&Kernel| !self.read.contains_key(&kernel.key);
-        let new: Vec<Kernel> =
-            kernels.iter().filter(is_new).map(|kernel| Kernel { is_known: true, ..kernel.clone() }).collect();
+        let is_new = |kernel: &&CandidateKernel| !self.read.contains_key(&kernel.key);
+        let new: Vec<CandidateKernel> =
+            kernels.iter().filter(is_new).map(|kernel| CandidateKernel { is_known: true, ..kernel.clone() }).collect();
         let objects = objects(self.store, self.target, &new, progress);
         let read = new.par_iter().zip(objects).map(|(kernel, object)| {
             let read = object.map(|object| {
@@ -96,7 +96,7 @@ impl<'a> Predicted<'a> {
         {
             return Ok(work.clone());
         }
-        let problem = &self.job.asked[piece.problem].problem;
+        let problem = &self.job.problems[piece.problem].problem;
         let work = timing::work(self.library, problem, &self.job.setup(piece));
         let work = work.map_err(|error| JudgeError::Piece(chain(&error)))?;
         self.work = Some((*piece, work.clone()));
@@ -116,14 +116,14 @@ impl Judge for Predicted<'_> {
     fn judge(
         &mut self,
         piece: &Piece,
-        kernels: &[Kernel],
+        kernels: &[CandidateKernel],
         _n_rounds: usize,
         progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError> {
         self.read_all(kernels, progress)?;
         let work = self.work(piece)?;
         let scalars = self.job.setup(piece).scalars;
-        let verdict = |kernel: &Kernel| {
+        let verdict = |kernel: &CandidateKernel| {
             let read = match &self.read[&kernel.key] {
                 Ok(read) => read,
                 Err(verdict) => return verdict.clone(),

@@ -1,13 +1,13 @@
 //! What was found, as rows of a tuning table.
 
-use super::job::Job;
+use super::job::TuningJob;
 use super::judge::Time;
-use super::tuner::{Entry, Tuned, is_same};
+use super::tuner::{CandidateResult, Tuned, is_same};
 use crate::timing::Candidate;
 use kernel::step::StepKind;
 use kernel::target::Target;
 use kernel::tuning::edit::{NewRow, Proof};
-use kernel::tuning::table::{APART, Facts, ProvenanceKind, Row, Tokens};
+use kernel::tuning::table::{APART, Facts, ProvenanceKind, Tokens, TuningRow};
 use kernel::tuning::{Query, TuningTables};
 
 /// Measured times that are no further apart than this are the same, as a fraction.
@@ -43,7 +43,7 @@ impl Rules {
 /// search that was cut short leaves others: there, and below the first number, a choice holds nearby; so it does above
 /// the last one, unless `is_last` says that steps hardly have more rows. Neighbours that choose alike are one row.
 pub fn rows_of(
-    job: &Job,
+    job: &TuningJob,
     of_problem: &[Tuned],
     facts: &Facts,
     rules: Rules,
@@ -103,9 +103,9 @@ pub(crate) type Apart<'a> = dyn Fn(&Tuned) -> Option<f64> + 'a;
 /// The row for one number of rows; `None` where the tables say it already.
 #[expect(clippy::too_many_arguments, reason = "what a row is made of")]
 fn row(
-    job: &Job,
+    job: &TuningJob,
     tuned: &Tuned,
-    entry: &Entry,
+    entry: &CandidateResult,
     time: &Time,
     facts: &Facts,
     tokens: Tokens,
@@ -162,19 +162,23 @@ fn row(
 
 /// The best of what was judged; of equally good ones that of fewer rows if it is no slower than the present one, else
 /// the present one.
-pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t Entry, &'t Time)> {
+pub fn chosen<'t>(tuned: &'t Tuned, before: Option<&Candidate>) -> Option<(&'t CandidateResult, &'t Time)> {
     let is_measured = tuned.entries.iter().filter_map(|entry| entry.verdict.time()).any(|time| time.evidence.is_some());
     let kind = if is_measured { ProvenanceKind::Measured } else { ProvenanceKind::Predicted };
     chosen_by(tuned, before, Rules { kind, renews: false })
 }
 
-fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&Candidate>, rules: Rules) -> Option<(&'t Entry, &'t Time)> {
+fn chosen_by<'t>(
+    tuned: &'t Tuned,
+    before: Option<&Candidate>,
+    rules: Rules,
+) -> Option<(&'t CandidateResult, &'t Time)> {
     let ranked = tuned.ranked();
     let (best_entry, best) = *ranked.first()?;
     let limit = best.median_us() * (1.0 + rules.noise().max(best.spread()));
     let n_rounds = best.times_us.len();
     let is_good = |time: &Time| time.times_us.len() == n_rounds && time.median_us() <= limit;
-    let is_before = |entry: &Entry| before.is_some_and(|before| is_same(before, &entry.candidate));
+    let is_before = |entry: &CandidateResult| before.is_some_and(|before| is_same(before, &entry.candidate));
     let good = || ranked.iter().filter(|(_, time)| is_good(time));
     let present = good().find(|(entry, _)| tuned.is_present(entry));
     let is_no_slower = |time: &Time| present.is_none_or(|(_, present)| time.median_us() <= present.median_us());
@@ -187,11 +191,11 @@ fn chosen_by<'t>(tuned: &'t Tuned, before: Option<&Candidate>, rules: Rules) -> 
 pub fn behind_measured(rows: Vec<NewRow>, tables: &TuningTables, target: &Target) -> Vec<NewRow> {
     let cut = |row: NewRow| {
         let query = Query { op: row.op.clone(), facts: row.facts.clone() };
-        let meets = |found: &&Row| {
+        let meets = |found: &&TuningRow| {
             let mut steps = StepKind::ALL.into_iter().filter(|step| row.step.is_none_or(|own| own == *step));
             steps.any(|step| found.applies(&query, step))
         };
-        let is_measured = |found: &&Row| {
+        let is_measured = |found: &&TuningRow| {
             tables.provenance(found).is_some_and(|provenance| provenance.kind == ProvenanceKind::Measured)
         };
         let mut left = vec![row.tokens];

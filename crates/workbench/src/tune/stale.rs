@@ -1,23 +1,23 @@
 //! Rows whose templates render to something else now than what was measured.
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use kernel::choice::{Chooser, is_stale};
 use kernel::step::StepKind;
 use kernel::template::render::render;
-use kernel::tuning::table::Row;
+use kernel::tuning::table::TuningRow;
 
 /// A row that is not what was measured, and where it would be measured again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stale {
-    pub(crate) row: Row,
+    pub(crate) row: TuningRow,
     /// A problem that it decides, at the number of rows at which it was measured.
     pub piece: Piece,
 }
 
 /// The stale rows for a job's problems: those that decide something.
-pub fn rows(job: &Job, chooser: &Chooser) -> Vec<Stale> {
+pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
     let mut stale: Vec<Stale> = Vec::new();
-    for (problem, asked) in job.asked.iter().enumerate() {
+    for (problem, asked) in job.problems.iter().enumerate() {
         let query = asked.problem.query();
         for step in StepKind::ALL {
             for row in chooser.tables().rows_for(chooser.target()).filter(|row| row.applies(&query, step)) {

@@ -9,7 +9,7 @@ use kernel::tuning::table::Tokens;
 
 /// A whole work that is measured: steps of one number of rows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Work {
+pub struct StepWork {
     /// `decode, batch 8`.
     pub name: String,
     /// What its rows are to each other.
@@ -29,13 +29,13 @@ pub trait Steps {
     ///
     /// # Errors
     /// If it cannot be done.
-    fn tok_per_s(&mut self, work: &Work, rows: Option<&[NewRow]>) -> Result<f64, Self::Error>;
+    fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> Result<f64, Self::Error>;
 }
 
 /// What came of a work.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    pub work: Work,
+    pub work: StepWork,
     /// Tokens per second as the tables are, of each pair.
     pub before: Vec<f64>,
     /// With the rows that are kept, in the same order.
@@ -52,14 +52,14 @@ pub struct Decision {
     /// Each work that was measured.
     pub outcomes: Vec<Outcome>,
     /// Those for which there was no time.
-    pub open: Vec<Work>,
+    pub open: Vec<StepWork>,
 }
 
 /// A work is slower only if it is so by more than the first of these, as a fraction, and by more than its pairs differ;
 /// pairs that differ by more than the second prove nothing, and what looks slower then is taken to be.
 const NOISE: [f64; 2] = [0.005, 0.03];
 
-impl Work {
+impl StepWork {
     /// Works of these steps; each speaks for the numbers of rows that are nearest to its own.
     pub fn all(steps: &[(String, StepKind, u32)]) -> Vec<Self> {
         let mut rows: Vec<u32> = steps.iter().map(|(_, _, rows)| *rows).collect();
@@ -110,7 +110,7 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
 /// If a work cannot be done.
 pub fn decide<S: Steps>(
     rows: Vec<NewRow>,
-    works: &[Work],
+    works: &[StepWork],
     n_pairs: usize,
     steps: &mut S,
     is_over: &dyn Fn() -> bool,
@@ -134,7 +134,7 @@ pub fn decide<S: Steps>(
 }
 
 /// Old and new in turn, and the other way round each second time: a device that gets warmer is slower for both.
-fn pairs<S: Steps>(work: &Work, rows: &[NewRow], n_pairs: usize, steps: &mut S) -> Result<Outcome, S::Error> {
+fn pairs<S: Steps>(work: &StepWork, rows: &[NewRow], n_pairs: usize, steps: &mut S) -> Result<Outcome, S::Error> {
     let mut outcome = Outcome { work: work.clone(), before: Vec::new(), after: Vec::new() };
     for pair in 0..n_pairs.max(1) {
         let order = if pair % 2 == 0 { [false, true] } else { [true, false] };
@@ -150,7 +150,7 @@ fn pairs<S: Steps>(work: &Work, rows: &[NewRow], n_pairs: usize, steps: &mut S) 
 }
 
 /// Takes what a work speaks for out of the rows; gives how many rows that changed.
-fn cut(rows: &mut Vec<NewRow>, work: &Work) -> usize {
+fn cut(rows: &mut Vec<NewRow>, work: &StepWork) -> usize {
     let mut n_cut = 0;
     let mut left = Vec::new();
     for row in rows.drain(..) {

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, json};
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::journal::{Journal, JournalError, Key};
-use super::judge::{Judge, JudgeError, Kernel, Reason, Time, Verdict};
+use super::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use super::walk::walks;
 use crate::timing::{self, Candidate, ROUNDS, TimingError};
 use kernel::choice::{Choice, Chooser, Why};
@@ -18,7 +18,7 @@ use kernel::template::library_error::LibraryError;
 use kernel::template::render::render;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem, Template};
-use kernel::tuning::table::{APART, ProvenanceKind, Row, Tokens};
+use kernel::tuning::table::{APART, ProvenanceKind, Tokens, TuningRow};
 
 /// Rounds in which the best are held against each other.
 const FINAL_ROUNDS: usize = 15;
@@ -31,7 +31,7 @@ const SHARE_TIMES: f64 = 16.0;
 
 /// A kernel, and what came of it.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct CandidateResult {
     pub candidate: Candidate,
     pub verdict: Verdict,
 }
@@ -48,12 +48,12 @@ pub struct Tuned {
     /// What the tables say now; of a run that is not fused now, what they would say.
     pub(crate) present: (String, Params),
     /// The row that says it; `None` where none does.
-    pub(crate) present_row: Option<Row>,
+    pub(crate) present_row: Option<TuningRow>,
     /// Of a run of ops, whether one kernel does it now.
     pub is_fused: bool,
     /// Whether it was only asked because the best of its neighbours differ.
     pub is_between: bool,
-    pub entries: Vec<Entry>,
+    pub entries: Vec<CandidateResult>,
 }
 
 /// Why the job cannot go on.
@@ -87,7 +87,7 @@ pub enum TuneError {
 
 /// What is tried.
 #[derive(Clone, Debug)]
-pub struct Effort {
+pub struct TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows.
     pub most: usize,
     /// Of problems, by their indices, the part that they take of a step: the more, the more are tried.
@@ -106,8 +106,8 @@ pub struct Tuner<'a> {
     /// The cache and the compiler.
     pub store: &'a Store,
     /// What there is to tune.
-    pub job: &'a Job,
-    pub effort: &'a Effort,
+    pub job: &'a TuningJob,
+    pub effort: &'a TuneEffort,
     /// Who says how long kernels take.
     pub judge: &'a mut dyn Judge,
     /// What was said already.
@@ -118,7 +118,7 @@ pub struct Tuner<'a> {
     pub best_us: BTreeMap<Piece, f64>,
 }
 
-impl Effort {
+impl TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows of a problem.
     pub(crate) fn most(&self, problem: usize) -> usize {
         let share = self.shares.get(&problem).copied().unwrap_or(0.0);
@@ -126,18 +126,18 @@ impl Effort {
     }
 }
 
-pub(super) type Entries = BTreeMap<(String, Params), Entry>;
+pub(super) type CandidateResults = BTreeMap<(String, Params), CandidateResult>;
 
 /// Candidates that are asked about.
-pub(super) struct Asked {
+pub(super) struct CandidateKernels {
     pub(crate) all: Vec<(String, Params)>,
     /// Of those that have no entry yet the kernel, or why there is none.
-    pub(crate) kernels: Vec<Result<Kernel, Entry>>,
+    pub(crate) kernels: Vec<Result<CandidateKernel, CandidateResult>>,
 }
 
 impl Tuned {
     /// The candidates that have a time, the fastest first.
-    pub fn ranked(&self) -> Vec<(&Entry, &Time)> {
+    pub fn ranked(&self) -> Vec<(&CandidateResult, &Time)> {
         let timed = self.entries.iter().filter_map(|entry| Some((entry, entry.verdict.time()?)));
         let mut ranked: Vec<_> = timed.collect();
         // What went into the finals has more rounds: of others only the final's loser's time counts.
@@ -150,7 +150,7 @@ impl Tuned {
     }
 
     /// Whether it is what the tables say now.
-    pub fn is_present(&self, entry: &Entry) -> bool {
+    pub fn is_present(&self, entry: &CandidateResult) -> bool {
         let Candidate { template, params } = &entry.candidate;
         (template.label(), params) == (self.present.0.clone(), &self.present.1)
     }
@@ -190,7 +190,7 @@ impl Tuner<'_> {
     /// [`TuneError`].
     pub fn tune(&mut self, piece: &Piece, before: &[Candidate]) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
-        let mut entries = Entries::new();
+        let mut entries = CandidateResults::new();
         let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
         tuned.n_tried = self.walk(piece, &walks, before, &mut entries)?;
         if tuned.n_tried == 0 {
@@ -201,7 +201,7 @@ impl Tuner<'_> {
         Ok(self.done(tuned, entries))
     }
 
-    fn done(&mut self, mut tuned: Tuned, entries: Entries) -> Tuned {
+    fn done(&mut self, mut tuned: Tuned, entries: CandidateResults) -> Tuned {
         tuned.entries = entries.into_values().collect();
         if let Some((_, time)) = tuned.ranked().first() {
             self.best_us.insert(tuned.piece, time.median_us());
@@ -219,7 +219,7 @@ impl Tuner<'_> {
     /// Where walks at more rows begin: what is good here, and the best of each template.
     pub fn seeds(&self, tuned: &Tuned) -> Vec<Candidate> {
         let mut seeds: Vec<Candidate> = Vec::new();
-        for (place, (Entry { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
+        for (place, (CandidateResult { candidate, .. }, _)) in tuned.ranked().into_iter().enumerate() {
             if place < FINALISTS || !seeds.iter().any(|one| one.template.label() == candidate.template.label()) {
                 seeds.push(candidate.clone());
             }
@@ -234,7 +234,7 @@ impl Tuner<'_> {
     pub fn compare(&mut self, piece: &Piece, known: Vec<Candidate>) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        let mut entries = Entries::new();
+        let mut entries = CandidateResults::new();
         tuned.n_tried = known.len();
         self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
         Ok(self.done(tuned, entries))
@@ -242,7 +242,7 @@ impl Tuner<'_> {
 
     /// What is known of a piece before anything is tried.
     fn begin(&self, piece: &Piece) -> Result<(Tuned, Vec<Choice>), TuneError> {
-        let problem = &self.job.asked[piece.problem].problem;
+        let problem = &self.job.problems[piece.problem].problem;
         let n_rows = piece.n_tokens as usize;
         let ranking = self.chooser.ranking(problem, n_rows, piece.step)?;
         let first = &ranking.choices[0];
@@ -269,9 +269,9 @@ impl Tuner<'_> {
         &mut self,
         piece: &Piece,
         known: impl Iterator<Item = Candidate>,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
-        let mut best: Vec<(f64, &Entry)> =
+        let mut best: Vec<(f64, &CandidateResult)> =
             entries.values().filter_map(|entry| Some((entry.verdict.time()?.median_us(), entry))).collect();
         best.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut candidates: Vec<Candidate> =
@@ -294,7 +294,7 @@ impl Tuner<'_> {
         candidates: Vec<Candidate>,
         known: &[Candidate],
         n_rounds: usize,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
         let asked = self.asked(candidates, piece, known, n_rounds, entries)?;
         self.judged(asked, piece, n_rounds, entries).map(drop)
@@ -307,11 +307,11 @@ impl Tuner<'_> {
         piece: &Piece,
         known: &[Candidate],
         n_rounds: usize,
-        entries: &Entries,
-    ) -> Result<Asked, TuneError> {
-        let problem = &self.job.asked[piece.problem].problem;
+        entries: &CandidateResults,
+    ) -> Result<CandidateKernels, TuneError> {
+        let problem = &self.job.problems[piece.problem].problem;
         let (library, target) = (self.chooser.library(), self.chooser.target());
-        let mut asked = Asked { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
+        let mut asked = CandidateKernels { all: candidates.iter().map(identity).collect(), kernels: Vec::new() };
         let mut is_asked = BTreeSet::new();
         for candidate in candidates {
             let is_there = n_rounds == ROUNDS && entries.contains_key(&identity(&candidate));
@@ -321,12 +321,12 @@ impl Tuner<'_> {
             let Candidate { template, params } = &candidate;
             asked.kernels.push(match render(library, template, problem, params, target) {
                 Ok(rendered) => {
-                    let request = Request::of(&rendered, target);
+                    let request = Request::new(&rendered, target);
                     let key = self.store.key(&request)?.digest();
                     let is_known = known.iter().any(|known| is_same(known, &candidate));
-                    Ok(Kernel { candidate, rendered, request, key, is_known })
+                    Ok(CandidateKernel { candidate, rendered, request, key, is_known })
                 }
-                Err(error) => Err(Entry { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
+                Err(error) => Err(CandidateResult { candidate, verdict: Verdict::refused(Reason::NotCompiled, error) }),
             });
         }
         Ok(asked)
@@ -335,18 +335,18 @@ impl Tuner<'_> {
     /// What comes of them goes to the entries; gives the times of all candidates, in their order.
     pub(super) fn judged(
         &mut self,
-        asked: Asked,
+        asked: CandidateKernels,
         piece: &Piece,
         n_rounds: usize,
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<Vec<Option<f64>>, TuneError> {
-        let kernels: Vec<Kernel> = asked.kernels.iter().flatten().cloned().collect();
+        let kernels: Vec<CandidateKernel> = asked.kernels.iter().flatten().cloned().collect();
         let mut verdicts = self.verdicts(piece, kernels, n_rounds)?.into_iter();
         for one in asked.kernels {
             let entry = match one {
                 Ok(kernel) => {
                     let verdict = verdicts.next().expect("one for each kernel");
-                    Entry { candidate: kernel.candidate, verdict }
+                    CandidateResult { candidate: kernel.candidate, verdict }
                 }
                 Err(entry) => entry,
             };
@@ -357,7 +357,12 @@ impl Tuner<'_> {
 
     /// What the journal says, else what the judge says, which the journal then keeps. Kernels of finals are compared
     /// with each other: it takes all of them or none from the journal.
-    fn verdicts(&mut self, piece: &Piece, kernels: Vec<Kernel>, n_rounds: usize) -> Result<Vec<Verdict>, TuneError> {
+    fn verdicts(
+        &mut self,
+        piece: &Piece,
+        kernels: Vec<CandidateKernel>,
+        n_rounds: usize,
+    ) -> Result<Vec<Verdict>, TuneError> {
         let group = (n_rounds == FINAL_ROUNDS).then(|| {
             let all: BTreeSet<String> = kernels.iter().map(|kernel| kernel.key.to_string()).collect();
             Digest::of(format!("{all:?}").as_bytes()).to_string()
@@ -369,7 +374,7 @@ impl Tuner<'_> {
         }
         let open: Vec<usize> = (0..kernels.len()).filter(|&i| found[i].is_none()).collect();
         if !open.is_empty() {
-            let asked: Vec<Kernel> = open.iter().map(|&i| kernels[i].clone()).collect();
+            let asked: Vec<CandidateKernel> = open.iter().map(|&i| kernels[i].clone()).collect();
             let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
             for (i, verdict) in open.into_iter().zip(said) {
                 // What does not compile is the cache's to remember, and may be this machine's fault. A device that
@@ -384,8 +389,8 @@ impl Tuner<'_> {
         Ok(found.into_iter().map(|verdict| verdict.expect("each was found or asked")).collect())
     }
 
-    pub(super) fn key(&self, piece: &Piece, kernel: &Kernel, n_rounds: usize, group: Option<&str>) -> Key {
-        let asked = &self.job.asked[piece.problem];
+    pub(super) fn key(&self, piece: &Piece, kernel: &CandidateKernel, n_rounds: usize, group: Option<&str>) -> Key {
+        let asked = &self.job.problems[piece.problem];
         let Candidate { template, params } = &kernel.candidate;
         let setup = self.job.setup(piece);
         let (key, inputs) = (kernel.key.to_string(), format!("{setup:?}"));

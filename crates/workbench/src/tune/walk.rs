@@ -6,10 +6,10 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
-use super::job::{Job, Piece};
-use super::judge::{Kernel, Time};
-use super::tuner::{Asked, Effort, Entries, TuneError, Tuner};
-use crate::timing::search::{Search, look_around};
+use super::job::{Piece, TuningJob};
+use super::judge::{CandidateKernel, Time};
+use super::tuner::{CandidateKernels, CandidateResults, TuneEffort, TuneError, Tuner};
+use crate::timing::search::{Search, initial_design};
 use crate::timing::{Candidate, ROUNDS};
 use kernel::choice::{Choice, Chooser, Why};
 use kernel::object::compile::Request;
@@ -39,8 +39,8 @@ impl Walk {
     /// What is tried before anything is known.
     ///
     /// - `before`: what is good at the number of rows before
-    pub(crate) fn first(&self, most: usize, before: &[Candidate]) -> Vec<Params> {
-        let mut first = look_around(&self.legal, &self.start, most.max(1));
+    pub(crate) fn initial_design(&self, most: usize, before: &[Candidate]) -> Vec<Params> {
+        let mut first = initial_design(&self.legal, &self.start, most.max(1));
         let own = before.iter().filter(|one| one.template.label() == self.template.label());
         let own = own.filter(|one| self.legal.contains(&one.params) && !first.contains(&one.params));
         let own: Vec<Params> = own.map(|one| one.params.clone()).collect();
@@ -72,19 +72,19 @@ impl Tuner<'_> {
         piece: &Piece,
         walks: &[Walk],
         before: &[Candidate],
-        entries: &mut Entries,
+        entries: &mut CandidateResults,
     ) -> Result<usize, TuneError> {
         let most = self.effort.most(piece.problem);
         let known: Vec<Candidate> = walks.iter().filter(|walk| walk.is_of_a_row).map(Walk::start).collect();
         let mut searches: Vec<Search<'_>> =
-            walks.iter().map(|walk| Search::new(&walk.legal, walk.first(most, before), most)).collect();
+            walks.iter().map(|walk| Search::new(&walk.legal, walk.initial_design(most, before), most)).collect();
         let apart_us = self.apart_us(piece);
         // A model says the same whoever is asked about first, but who is left early depends on it.
         let in_order = self.judge.kind() == ProvenanceKind::Predicted;
         let (store, progress) = (self.store, self.progress);
         thread::scope(|scope| {
             let (sender, compiled) = mpsc::channel();
-            let mut open: VecDeque<(usize, Vec<Params>, Asked)> = VecDeque::new();
+            let mut open: VecDeque<(usize, Vec<Params>, CandidateKernels)> = VecDeque::new();
             let mut is_compiled = BTreeSet::new();
             let mut compilers: BTreeMap<usize, ScopedJoinHandle<'_, ()>> = BTreeMap::new();
             let mut turns: Vec<usize> = (0..walks.len()).collect();
@@ -143,23 +143,29 @@ impl Tuner<'_> {
                 self.best_us.iter().filter(|(one, _)| (one.problem, one.n_tokens) == (problem, piece.n_tokens));
             same.or_else(|| others.next().map(|(_, time)| time))
         };
-        let parts = &self.job.asked[piece.problem].parts;
+        let parts = &self.job.problems[piece.problem].parts;
         let sum: Option<f64> = parts.iter().map(of_part).sum();
         sum.filter(|_| !parts.is_empty()).unwrap_or(f64::INFINITY)
     }
 
     /// What of them has to be compiled to be judged.
-    fn not_in_the_journal(&self, piece: &Piece, asked: &Asked) -> Vec<Request> {
-        let is_open = |kernel: &&Kernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
+    fn not_in_the_journal(&self, piece: &Piece, asked: &CandidateKernels) -> Vec<Request> {
+        let is_open = |kernel: &&CandidateKernel| !self.journal.has(&self.key(piece, kernel, ROUNDS, None));
         asked.kernels.iter().flatten().filter(is_open).map(|kernel| kernel.request.clone()).collect()
     }
 }
 
 /// The templates that are tried, each with its legal parameters.
-pub(super) fn walks(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece, choices: &[Choice]) -> Vec<Walk> {
-    let Effort { variants, params: fixed, .. } = effort;
+pub(super) fn walks(
+    chooser: &Chooser,
+    job: &TuningJob,
+    effort: &TuneEffort,
+    piece: &Piece,
+    choices: &[Choice],
+) -> Vec<Walk> {
+    let TuneEffort { variants, params: fixed, .. } = effort;
     let keeps = |params: &Params| fixed.iter().all(|(name, value)| params.get(name) == Some(value));
-    let problem = &job.asked[piece.problem].problem;
+    let problem = &job.problems[piece.problem].problem;
     let wanted = choices.iter().filter(|choice| variants.is_empty() || variants.contains(&choice.template.variant));
     let of = |choice: &Choice| {
         let template = Arc::clone(&choice.template);
@@ -172,15 +178,15 @@ pub(super) fn walks(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece
 }
 
 /// What is asked of the compiler first when a piece is tuned.
-pub fn first_requests(chooser: &Chooser, job: &Job, effort: &Effort, piece: &Piece) -> Vec<Request> {
-    let problem = &job.asked[piece.problem].problem;
+pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &TuneEffort, piece: &Piece) -> Vec<Request> {
+    let problem = &job.problems[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);
     let choices = ranking.map(|ranking| ranking.choices).unwrap_or_default();
     let first = walks(chooser, job, effort, piece, &choices).into_iter().flat_map(|walk| {
-        let first = walk.first(effort.most(piece.problem), &[]);
+        let first = walk.initial_design(effort.most(piece.problem), &[]);
         first.into_iter().map(|params| walk.with(params)).collect::<Vec<_>>()
     });
     let (library, target) = (chooser.library(), chooser.target());
     let rendered = first.filter_map(|one| render(library, &one.template, problem, &one.params, target).ok());
-    rendered.map(|rendered| Request::of(&rendered, target)).collect()
+    rendered.map(|rendered| Request::new(&rendered, target)).collect()
 }

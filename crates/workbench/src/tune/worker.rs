@@ -11,7 +11,7 @@ use gpu::GpuError;
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 use serde::{Deserialize, Serialize};
 
-use super::job::{Job, Piece};
+use super::job::{Piece, TuningJob};
 use super::judge::{Reason, Time, Uses, Verdict};
 use crate::check::Wrong;
 use crate::check::message;
@@ -22,7 +22,7 @@ use kernel::template::Params;
 
 /// What the parent asks for.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Order {
+pub(super) struct WorkerOrder {
     pub(crate) piece: Piece,
     /// Templates and their parameters.
     pub(crate) kernels: Vec<(String, Params)>,
@@ -30,7 +30,7 @@ pub(super) struct Order {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) enum Said {
+pub(super) enum WorkerMessage {
     /// This kernel of the order runs now.
     Runs { at: usize },
     /// A verdict for each; whether the device is to be opened by another process.
@@ -43,7 +43,7 @@ pub(super) enum Said {
 ///
 /// # Errors
 /// If standard input is no socket, or what comes is no order.
-pub fn run(job: &Job, pipeline: &Pipeline) -> io::Result<()> {
+pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
     let mut to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
     let orders = orders()?;
     // A kernel that dies leaves a message, not its memory.
@@ -51,25 +51,25 @@ pub fn run(job: &Job, pipeline: &Pipeline) -> io::Result<()> {
     let mut weights: (Option<usize>, Weights) = Default::default();
     let mut at: Option<(Piece, Bench<'_>)> = None;
     for line in orders {
-        let Order { piece, kernels, n_rounds } = message::read(line.as_bytes())?;
+        let WorkerOrder { piece, kernels, n_rounds } = message::read(line.as_bytes())?;
         if at.as_ref().is_none_or(|(known, _)| *known != piece) {
             at = None; // its memory is needed
             if weights.0 != Some(piece.problem) {
                 weights = (Some(piece.problem), Weights::default());
             }
-            let asked = job.asked.get(piece.problem).ok_or_else(|| io::Error::other("there is no such problem"))?;
+            let asked = job.problems.get(piece.problem).ok_or_else(|| io::Error::other("there is no such problem"))?;
             match Bench::new(pipeline, &asked.problem, &job.setup(&piece), &mut weights.1) {
                 Ok(bench) => at = Some((piece, bench)),
                 Err(error) => {
                     weights = Default::default();
-                    say(&mut to_parent, &Said::CannotPrepare { why: chain(&error) });
+                    say(&mut to_parent, &WorkerMessage::CannotPrepare { why: chain(&error) });
                     continue;
                 }
             }
         }
         let (_, bench) = at.as_ref().expect("just made");
         let (verdicts, is_lost) = measured(bench, pipeline, kernels, n_rounds, &mut to_parent);
-        say(&mut to_parent, &Said::Done { verdicts, is_lost });
+        say(&mut to_parent, &WorkerMessage::Done { verdicts, is_lost });
         if is_lost {
             exit(0);
         }
@@ -95,7 +95,7 @@ fn orders() -> io::Result<Receiver<String>> {
     Ok(orders)
 }
 
-fn say(to_parent: &mut UnixStream, what: &Said) {
+fn say(to_parent: &mut UnixStream, what: &WorkerMessage) {
     if message::write(to_parent, what).is_err() {
         exit(1); // the parent is gone
     }
@@ -124,7 +124,8 @@ fn measured(
         }
     }
     let mut is_lost = false;
-    let timed = bench.time(candidates, n_rounds, &(), &mut |at| say(to_parent, &Said::Runs { at: places[at] }));
+    let timed =
+        bench.time(candidates, n_rounds, &(), &mut |at| say(to_parent, &WorkerMessage::Runs { at: places[at] }));
     for (place, (_, result)) in places.iter().zip(timed) {
         verdicts[*place] = Some(match result {
             Ok(timed) => Verdict::Time(time(&timed, bench)),
@@ -145,7 +146,7 @@ fn time(timed: &Timed, bench: &Bench<'_>) -> Time {
         evidence: Some(timed.evidence.clone()),
         object: Some(timed.object.clone()),
         source: timed.source.clone(),
-        uses: timed.uses.as_ref().map(Uses::of),
+        uses: timed.uses.as_ref().map(Uses::from_facts),
     }
 }
 

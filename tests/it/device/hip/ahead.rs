@@ -12,7 +12,7 @@ use engine::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request
 use engine::{Engine, EngineOptions};
 use format::Dtype;
 use gpu::Driver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::target::Target;
@@ -31,7 +31,7 @@ use crate::object::hiprtc;
 fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts: Option<DraftOptions>) -> Engine {
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples/tiny/model.bin");
     let checkpoint = Checkpoint::open(&model, Layout::Auto).expect("a model");
-    let store = Store::new(Cache::open(cache(), Limits::default()), hiprtc::options());
+    let store = Store::new(Cache::open(cache(), CacheLimits::default()), hiprtc::options());
     let (library, tables) = (Library::load(&[]).expect("built in"), TuningTables::load(&[]).expect("built in"));
     let mut model = ModelOptions {
         precision: Precision::F32,
@@ -61,9 +61,9 @@ fn request(seed: u64, n_prompt: u64, max_new_tokens: usize) -> Request {
     Request::new(prompt, max_new_tokens, vec![], sampling)
 }
 
-type Told = HashMap<RequestId, (Vec<u32>, Option<FinishReason>)>;
+type ToldTokens = HashMap<RequestId, (Vec<u32>, Option<FinishReason>)>;
 
-fn step(engine: &mut Engine, told: &mut Told) {
+fn step(engine: &mut Engine, told: &mut ToldTokens) {
     for event in engine.step().expect("runs") {
         match event {
             Event::Token { request, token, .. } => told.entry(request).or_default().0.push(token),
@@ -81,7 +81,7 @@ fn what_is_taken_away_in_flight_comes_back_as_it_was() {
     let expected: Vec<Vec<u32>> = [request(1, 61, 70), request(2, 61, 9)]
         .into_iter()
         .map(|request| {
-            let (mut engine, mut told) = (load(open("cpu"), 6, None), Told::new());
+            let (mut engine, mut told) = (load(open("cpu"), 6, None), ToldTokens::new());
             let id = engine.submit(request).expect("fits");
             while !engine.is_idle() {
                 step(&mut engine, &mut told);
@@ -94,7 +94,7 @@ fn what_is_taken_away_in_flight_comes_back_as_it_was() {
     let room = Room::new(&format!("arch = gfx1100\nkernels = {}", cache().display()));
     let driver: Arc<dyn Driver> = Arc::new(room.driver());
     let mut engine = load((tables.gpu("gfx1100").expect("known"), driver), 3, None);
-    let (mut told, before) = (Told::new(), room.count("hipMemcpyAsync"));
+    let (mut told, before) = (ToldTokens::new(), room.count("hipMemcpyAsync"));
     let first = engine.submit(request(1, 61, 70)).expect("fits");
     let second = engine.submit(request(2, 61, 9)).expect("fits");
     while engine.figures().preemptions == 0 {
@@ -133,7 +133,7 @@ fn drafts_wait_for_the_tokens_before_them_and_change_none() {
     // Long enough for pairs of tokens to come again, of which most are followed by something else.
     let request = |seed: u64| request(seed, 20, 50);
     let answers = |engine: &mut Engine| {
-        let (mut told, mut n_calls) = (Told::new(), 0);
+        let (mut told, mut n_calls) = (ToldTokens::new(), 0);
         let mask = Box::new(Alternating::new(engine.config().vocab_size, 99));
         let changes = LogitChanges { mask: Some(mask), presence_penalty: -1.0, ..LogitChanges::default() };
         let masked = Request { changes, max_new_tokens: 20, ..request(1) };

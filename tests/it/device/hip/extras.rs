@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use engine::device::Device;
 use gpu::Driver;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::store::Store;
 use kernel::tuning::TuningTables;
 
@@ -15,7 +15,7 @@ use crate::engine::extras::{check_against_the_cpu, load};
 use crate::object::hiprtc;
 
 fn store() -> Store {
-    Store::new(Cache::open(cache(), Limits::default()), hiprtc::options())
+    Store::new(Cache::open(cache(), CacheLimits::default()), hiprtc::options())
 }
 
 #[test]

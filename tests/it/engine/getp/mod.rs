@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
-use batch::work::{InFlight, Job};
+use batch::work::{BatchJob, InFlight};
 use engine::scheduler::{Request, Sampling};
 use gpu::host::HostDriver;
 use model::checkpoint::Checkpoint;
@@ -307,7 +307,7 @@ fn the_time_to_a_first_token_holds_the_step_that_takes_its_prompt_in() {
     let mut engine = load_checkpoint(driver, &checkpoint, 64, ONE_BY_ONE).expect("loads");
     let request = Request::new(vec![0, 1, 2], 1, vec![], Sampling::GREEDY);
     let (mut in_flight, mut answered) = (InFlight::default(), Vec::new());
-    in_flight.submit(&mut engine, Job { index: 0, digest: 0, request }).expect("fits");
+    in_flight.submit(&mut engine, BatchJob { index: 0, digest: 0, request }).expect("fits");
     assert_eq!(in_flight.step(&mut engine, &mut answered).expect("runs"), 1);
     let launching = engine.host_times().launching.as_secs_f32();
     let first = answered[0].first_token_s.expect("a token");

@@ -4,7 +4,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-use kernel::object::cache::Made;
+use kernel::object::cache::NewObject;
 
 use super::{Room, hit, key, made, names};
 use crate::fixtures::skipped;
@@ -214,7 +214,7 @@ fn an_object_that_is_cut_short_is_found_though_its_digest_is_right() {
     let room = Room::new();
     let key = key("s");
     let whole = include_bytes!("../../../fixtures/objects/linear_tile.gfx90a.co");
-    let publish = |object: &[u8]| drop(room.open().publish(&key, &Made { object: object.to_vec(), ..made(&key) }));
+    let publish = |object: &[u8]| drop(room.open().publish(&key, &NewObject { object: object.to_vec(), ..made(&key) }));
     publish(whole);
     assert!(hit(&room.open(), &key).is_some());
     room.open().forget(&key.digest());

@@ -6,14 +6,14 @@ use std::path::Path;
 use std::process::Command;
 
 use hint::Hint;
-use kernel::object::cache::{Cache, CacheError, Distrust, Folder, Limits, Lookup};
+use kernel::object::cache::{Cache, CacheError, CacheLimits, Distrust, Folder, Lookup};
 
 use super::{Room, hit, key, made};
 use crate::fixtures::skipped;
 
 /// Expects a cache that works in memory alone.
 fn works_without_disk(root: &Path) {
-    let cache = Cache::open(root, Limits::default());
+    let cache = Cache::open(root, CacheLimits::default());
     assert!(cache.folder().is_none(), "{} was used", root.display());
     let (good, bad) = (key("good"), key("bad"));
     assert!(!cache.lock(&good.digest()).is_held());
@@ -85,7 +85,7 @@ fn the_root_may_be_a_link_and_what_is_below_may_not() {
     room.publish(&key("s"));
     let link = room.folder.path().join("link");
     symlink(room.root(), &link).expect("linked");
-    assert!(hit(&Cache::open(&link, Limits::default()), &key("s")).is_some());
+    assert!(hit(&Cache::open(&link, CacheLimits::default()), &key("s")).is_some());
 
     fs::rename(room.root().join("v1"), room.root().join("elsewhere")).expect("moved");
     symlink(room.root().join("elsewhere"), room.root().join("v1")).expect("linked");

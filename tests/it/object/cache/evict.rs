@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use kernel::object::cache::{Cache, Limits, Lookup, PruneOptions};
+use kernel::object::cache::{Cache, CacheLimits, Lookup, PruneOptions};
 
 use super::{Room, hit, key, made, names};
 
@@ -154,7 +154,7 @@ fn reading_sets_the_time_of_use_at_most_hourly() {
 fn publishing_prunes_at_most_hourly() {
     let room = Room::new();
     let sources = four(&room);
-    let limits = Limits { max_bytes: 2 * entry_bytes(&room), ..Limits::default() };
+    let limits = CacheLimits { max_bytes: 2 * entry_bytes(&room), ..CacheLimits::default() };
     let publish = |source| drop(Cache::open(&room.root(), limits).publish(&key(source), &made(&key(source))));
     publish("x0");
     assert_eq!(present(&room, sources).len(), 4, "the first publication pruned less than an hour ago");

@@ -9,7 +9,7 @@ mod processes;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use kernel::object::cache::{Cache, Entry, Explanation, Limits, Lookup, Made};
+use kernel::object::cache::{Cache, CacheEntry, CacheLimits, Explanation, Lookup, NewObject};
 use kernel::object::key::KernelKey;
 use tempfile::TempDir;
 
@@ -30,7 +30,7 @@ impl Room {
 
     /// A cache as a fresh process sees it: with nothing in memory.
     fn open(&self) -> Cache {
-        let cache = Cache::open(&self.root(), Limits::default());
+        let cache = Cache::open(&self.root(), CacheLimits::default());
         assert!(cache.folder().is_some(), "the folder is usable");
         cache
     }
@@ -53,8 +53,8 @@ fn key(source: &str) -> KernelKey {
 }
 
 /// What a deterministic compiler makes of a key.
-fn made(key: &KernelKey) -> Made {
-    Made {
+fn made(key: &KernelKey) -> NewObject {
+    NewObject {
         object: format!("object of {}", key.source).into_bytes(),
         log: "a warning\n".into(),
         label: "rmsnorm/simt".into(),
@@ -63,7 +63,7 @@ fn made(key: &KernelKey) -> Made {
     }
 }
 
-fn hit(cache: &Cache, key: &KernelKey) -> Option<Entry> {
+fn hit(cache: &Cache, key: &KernelKey) -> Option<CacheEntry> {
     match cache.get(key) {
         Lookup::Hit(entry) => Some(entry),
         Lookup::Failed { log } => panic!("expected a hit or a miss, found a failure: {log}"),
@@ -152,7 +152,8 @@ fn odd_keys_come_back_as_they_were() {
         compiler_name: "host".into(),
         compiler: odd.into(),
     };
-    let made = Made { object: Vec::new(), log: odd.into(), label: odd.into(), compile_ms: 0, compiler: odd.into() };
+    let made =
+        NewObject { object: Vec::new(), log: odd.into(), label: odd.into(), compile_ms: 0, compiler: odd.into() };
     room.open().publish(&key, &made);
     let found = hit(&room.open(), &key).expect("it was published");
     assert_eq!(found.object.len(), 0);
@@ -184,7 +185,7 @@ fn a_second_publication_gives_the_entry_that_was_first() {
     let key = key("s");
     let (first, second) = (room.open(), room.open());
     first.publish(&key, &made(&key));
-    let late = second.publish(&key, &Made { object: b"another object".to_vec(), ..made(&key) });
+    let late = second.publish(&key, &NewObject { object: b"another object".to_vec(), ..made(&key) });
     assert_eq!(&*late.object, b"object of s");
     assert_eq!(hit(&second, &key).map(|entry| entry.object), Some(late.object));
 }

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, thread};
 
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::key::KernelKey;
 
 use super::{Room, hit, key, made, names};
@@ -46,7 +46,7 @@ fn a_process_compiles_what_is_missing_and_no_more() {
 }
 
 fn play(role: &str, root: &Path) {
-    let cache = Cache::open(root, Limits::default());
+    let cache = Cache::open(root, CacheLimits::default());
     assert!(cache.folder().is_some());
     match role {
         "publish until killed" => (0..usize::MAX).for_each(|i| drop(cache.publish(&large(i), &made(&large(i))))),
@@ -148,7 +148,7 @@ fn the_lock_of_a_killed_process_is_free_and_the_wait_is_bounded() {
         thread::sleep(Duration::from_millis(5));
     }
     let wait = Duration::from_millis(200);
-    let cache = Cache::open(&room.root(), Limits { lock_wait: wait, ..Limits::default() });
+    let cache = Cache::open(&room.root(), CacheLimits { lock_wait: wait, ..CacheLimits::default() });
     let begin = Instant::now();
     assert!(!cache.lock(&key("s").digest()).is_held());
     assert!(begin.elapsed() >= wait, "{:?}", begin.elapsed());

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::{CompileError, Compiled, CompilerOptions, Compilers, How, Request, Toolchain};
 use kernel::object::store::Store;
 
@@ -65,7 +65,7 @@ fn fake_failure(directives: &str) -> (How, String) {
 }
 
 pub fn store(root: &Path) -> Store {
-    Store::new(Cache::open(root, Limits::default()), options())
+    Store::new(Cache::open(root, CacheLimits::default()), options())
 }
 
 /// How often the fake compiler ran, by the lines it left.

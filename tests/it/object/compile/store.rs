@@ -4,9 +4,9 @@ use std::fs;
 use std::time::Duration;
 
 use hint::Hint;
-use kernel::object::cache::{Cache, Limits};
+use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::{CompileError, CompilerOptions};
-use kernel::object::store::{Origin, Stats, Store, StoreError};
+use kernel::object::store::{ObjectOrigin, Stats, Store, StoreError};
 use tempfile::TempDir;
 
 use super::{FAKE, options, request, runs, store};
@@ -28,7 +28,7 @@ fn equal_requests_share_an_object_and_a_second_store_finds_it() {
 
     let second = store(folder.path());
     for (again, before) in second.get_all(&requests, &()).into_iter().map(Result::unwrap).zip(&loaded) {
-        assert_eq!((again.origin, &again.object), (Origin::Cache, &before.object));
+        assert_eq!((again.origin, &again.object), (ObjectOrigin::Cache, &before.object));
     }
     assert_eq!(second.stats(), Stats { from_cache: 2, compiled: 0 });
     assert_eq!(runs(&counter), 1);
@@ -86,7 +86,7 @@ fn a_passing_failure_is_not_remembered() {
         let source = format!("// fake: {directive}");
         for _ in 0..2 {
             let options = CompilerOptions { deadline: Duration::from_secs(2), ..options() };
-            let store = Store::new(Cache::open(folder.path(), Limits::default()), options);
+            let store = Store::new(Cache::open(folder.path(), CacheLimits::default()), options);
             let error = store.get_all(&[request(FAKE, &source)], &()).remove(0).unwrap_err();
             assert!(matches!(error, StoreError::Compile(_)), "{directive}: {error}");
         }

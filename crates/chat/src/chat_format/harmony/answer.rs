@@ -2,10 +2,10 @@
 
 use std::mem;
 
-use crate::chat_format::{AnswerParser, Begun, ChatFormatError, Event, Purpose};
-use crate::harmony::parser::{Ending, Event as Parsed, HarmonyParser, Repair};
-use crate::harmony::{Channel, Harmony, Message, Part as MessagePart, Role, Turn};
-use crate::{Made, Part, Phase};
+use crate::chat_format::{AnswerEvent, AnswerParser, Begun, ChatFormatError, Purpose};
+use crate::harmony::parser::{Ending, HarmonyParser, ParserEvent, Repair};
+use crate::harmony::{Channel, Harmony, HarmonyTurn, Message, MessageKind, Role};
+use crate::{AssistantMessage, MessagePart, Phase};
 use model::tokenizer::limit::Limit;
 
 /// An answer in harmony, as far as it was read.
@@ -31,22 +31,22 @@ impl HarmonyAnswer {
     }
 
     /// `token` is the one that told it, if one did.
-    fn event(&mut self, parsed: Parsed, token: Option<u32>) -> Event {
+    fn event(&mut self, parsed: ParserEvent, token: Option<u32>) -> AnswerEvent {
         match parsed {
-            Parsed::Started(message) => {
+            ParserEvent::Started(message) => {
                 let (purpose, tool) = kind(&message);
                 self.is_call = tool.is_some();
-                Event::Started { purpose, tool }
+                AnswerEvent::Started { purpose, tool }
             }
-            Parsed::Text { text, .. } => Event::Text(text),
-            Parsed::Ended { message, ending } => {
+            ParserEvent::Text { text, .. } => AnswerEvent::Text(text),
+            ParserEvent::Ended { message, ending } => {
                 self.ended.push(message);
                 let mut ids = mem::take(&mut self.ids);
                 if let (Ending::Unfinished, Some(token)) = (ending, token) {
                     ids.pop();
                     self.ids.push(token); // the first of what follows
                 }
-                Event::Ended { is_unfinished: ending == Ending::Unfinished, ids: self.exact(ending, ids) }
+                AnswerEvent::Ended { is_unfinished: ending == Ending::Unfinished, ids: self.exact(ending, ids) }
             }
         }
     }
@@ -67,13 +67,13 @@ impl HarmonyAnswer {
 }
 
 impl AnswerParser for HarmonyAnswer {
-    fn push(&mut self, id: u32) -> Vec<Event> {
+    fn push(&mut self, id: u32) -> Vec<AnswerEvent> {
         self.ids.push(id);
         let parsed = self.parser.push(id);
         parsed.into_iter().map(|parsed| self.event(parsed, Some(id))).collect()
     }
 
-    fn finish(&mut self) -> Vec<Event> {
+    fn finish(&mut self) -> Vec<AnswerEvent> {
         let parsed = self.parser.finish();
         parsed.into_iter().map(|parsed| self.event(parsed, None)).collect()
     }
@@ -90,18 +90,18 @@ impl AnswerParser for HarmonyAnswer {
         self.parser.repairs().map(|(repair, n)| (Repair::name(repair), n)).collect()
     }
 
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError> {
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
         let head = self.harmony.prompt_of(&[], &Limit::NONE)?.len();
         let made = |message: &Message| {
             let text = message.text.clone();
             let part = match purpose(message) {
-                Purpose::Reasoning => Part::Reasoning(text),
-                Purpose::Commentary => Part::Content { text, phase: Some(Phase::Commentary) },
-                Purpose::Answer | Purpose::Untold => Part::answer(text),
+                Purpose::Reasoning => MessagePart::Reasoning(text),
+                Purpose::Commentary => MessagePart::Content { text, phase: Some(Phase::Commentary) },
+                Purpose::Answer | Purpose::Untold => MessagePart::answer(text),
             };
-            let mut ids = self.harmony.prompt_of(&[Turn::Message(message.clone())], &Limit::NONE)?;
+            let mut ids = self.harmony.prompt_of(&[HarmonyTurn::Message(message.clone())], &Limit::NONE)?;
             ids.truncate(ids.len() - head);
-            Ok(Made { part, ids: Some(ids) })
+            Ok(AssistantMessage { part, ids: Some(ids) })
         };
         self.ended.iter().map(made).collect()
     }
@@ -112,8 +112,8 @@ impl AnswerParser for HarmonyAnswer {
 fn kind(message: &Message) -> (Purpose, Option<String>) {
     match message.part() {
         _ if message.role != Role::Assistant => (Purpose::Answer, None),
-        MessagePart::Call(name) => (purpose(message), Some(name.to_owned())),
-        MessagePart::Reasoning | MessagePart::Preamble | MessagePart::Answer => (purpose(message), None),
+        MessageKind::Call(name) => (purpose(message), Some(name.to_owned())),
+        MessageKind::Reasoning | MessageKind::Preamble | MessageKind::Answer => (purpose(message), None),
     }
 }
 

@@ -4,10 +4,10 @@ mod answer;
 mod grammar;
 
 use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking};
-use crate::chat_template::{ChatTemplate, Entry};
+use crate::chat_template::{ChatTemplate, TemplateMessage};
 use crate::grammar::{GrammarError, Layout, Wanted};
-use crate::harmony::{Channel, Developer, Harmony, Message, Role, SystemMessage, Turn as Written, developer_text};
-use crate::{Made, Part, Phase, Reasoning, Turn};
+use crate::harmony::{Channel, Developer, Harmony, HarmonyTurn, Message, Role, SystemMessage, developer_text};
+use crate::{AssistantMessage, MessagePart, Phase, Reasoning, Turn};
 use answer::HarmonyAnswer;
 use model::tokenizer::limit::Limit;
 
@@ -94,7 +94,7 @@ impl Layout for HarmonyFormat {
 }
 
 /// The model's own system message; instructions, tools and formats in one developer message; the rest.
-fn openai(conversation: &Conversation<'_>) -> Vec<Written> {
+fn openai(conversation: &Conversation<'_>) -> Vec<HarmonyTurn> {
     let reasoning = match conversation.thinking {
         Thinking::Usual => Reasoning::default(),
         Thinking::No => Reasoning::Low,
@@ -113,7 +113,7 @@ fn openai(conversation: &Conversation<'_>) -> Vec<Written> {
         tools: conversation.tools.to_vec(),
         formats: conversation.format.iter().cloned().collect(),
     };
-    let head = [Some(system.message()), developer.message()].into_iter().flatten().map(Written::Message);
+    let head = [Some(system.message()), developer.message()].into_iter().flatten().map(HarmonyTurn::Message);
     let later = |turn: &Turn| match instructions(turn) {
         Some(text) => Message::new(Role::Developer, developer_text(text)).into(),
         None => plain(turn),
@@ -129,27 +129,27 @@ fn instructions(turn: &Turn) -> Option<&str> {
 }
 
 /// A turn in a message of its own. Instructions are system messages.
-fn plain(turn: &Turn) -> Written {
+fn plain(turn: &Turn) -> HarmonyTurn {
     let message = match turn {
         Turn::System(text) | Turn::Developer(text) => Message::new(Role::System, text.as_str()),
         Turn::User(text) => Message::new(Role::User, text.as_str()),
-        Turn::Assistant(Made { ids: Some(ids), .. }) => return Written::Exact(ids.clone()),
-        Turn::Assistant(Made { part, ids: None }) => match part {
-            Part::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
-            Part::Content { text, phase: Some(Phase::Commentary) } => {
+        Turn::Assistant(AssistantMessage { ids: Some(ids), .. }) => return HarmonyTurn::Exact(ids.clone()),
+        Turn::Assistant(AssistantMessage { part, ids: None }) => match part {
+            MessagePart::Reasoning(text) => Message::assistant(Channel::Analysis, text.as_str()),
+            MessagePart::Content { text, phase: Some(Phase::Commentary) } => {
                 Message::assistant(Channel::Commentary, text.as_str())
             }
-            Part::Content { text, .. } => Message::assistant(Channel::Final, text.as_str()),
-            Part::Call { name, arguments, is_text: false, .. } => Message::call(name, arguments),
-            Part::Call { name, arguments, is_text: true, .. } => Message::text_call(name, arguments),
+            MessagePart::Content { text, .. } => Message::assistant(Channel::Final, text.as_str()),
+            MessagePart::Call { name, arguments, is_text: false, .. } => Message::call(name, arguments),
+            MessagePart::Call { name, arguments, is_text: true, .. } => Message::text_call(name, arguments),
         },
         Turn::Result { name, text } => Message::result(name, text.as_str()),
     };
-    Written::Message(message)
+    HarmonyTurn::Message(message)
 }
 
 /// Messages as gpt-oss' template knows them. What the assistant thought is the `thinking` of the message behind it.
-fn entries(turns: &[Turn]) -> Vec<Entry> {
+fn entries(turns: &[Turn]) -> Vec<TemplateMessage> {
     let mut thinking = None;
     let mut entries = Vec::new();
     for turn in turns {
@@ -157,17 +157,18 @@ fn entries(turns: &[Turn]) -> Vec<Entry> {
             Turn::System(text) => ("system", text),
             Turn::Developer(text) => ("developer", text),
             Turn::User(text) => ("user", text),
-            Turn::Assistant(Made { part: Part::Reasoning(text), .. }) => {
+            Turn::Assistant(AssistantMessage { part: MessagePart::Reasoning(text), .. }) => {
                 thinking = Some(text.clone());
                 continue;
             }
-            Turn::Assistant(Made { part: Part::Content { text, .. } | Part::Call { arguments: text, .. }, .. }) => {
-                ("assistant", text)
-            }
+            Turn::Assistant(AssistantMessage {
+                part: MessagePart::Content { text, .. } | MessagePart::Call { arguments: text, .. },
+                ..
+            }) => ("assistant", text),
             Turn::Result { text, .. } => ("tool", text),
         };
         let thinking = thinking.take().filter(|_| role == "assistant");
-        entries.push(Entry { thinking, ..Entry::new(role, content.as_str()) });
+        entries.push(TemplateMessage { thinking, ..TemplateMessage::new(role, content.as_str()) });
     }
     entries
 }
@@ -183,7 +184,7 @@ mod tests {
             Turn::System("Be kind.".into()),
             Turn::Developer("Be brief.".into()),
             Turn::User("Hello".into()),
-            Turn::Assistant(Part::answer("Hi").into()),
+            Turn::Assistant(MessagePart::answer("Hi").into()),
             Turn::System("Now be loud.".into()),
         ];
         let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");

@@ -2,8 +2,8 @@
 
 use std::mem;
 
-use crate::chat_format::{AnswerParser, ChatFormatError, Event, Purpose};
-use crate::{Made, Part};
+use crate::chat_format::{AnswerEvent, AnswerParser, ChatFormatError, Purpose};
+use crate::{AssistantMessage, MessagePart};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::stream::TextStream;
 
@@ -32,30 +32,30 @@ impl PlainAnswer {
         Self { tokenizer, ends, goes_on, stream, text, state }
     }
 
-    fn start(&mut self) -> Vec<Event> {
+    fn start(&mut self) -> Vec<AnswerEvent> {
         match mem::replace(&mut self.state, State::Open) {
-            State::Before => vec![Event::Started { purpose: Purpose::Answer, tool: None }],
+            State::Before => vec![AnswerEvent::Started { purpose: Purpose::Answer, tool: None }],
             State::Open | State::Over => Vec::new(),
         }
     }
 
-    fn tell(&mut self, text: String, events: &mut Vec<Event>) {
+    fn tell(&mut self, text: String, events: &mut Vec<AnswerEvent>) {
         if !text.is_empty() {
             self.text += &text;
-            events.push(Event::Text(text));
+            events.push(AnswerEvent::Text(text));
         }
     }
 
-    fn end(&mut self, is_unfinished: bool, events: &mut Vec<Event>) {
+    fn end(&mut self, is_unfinished: bool, events: &mut Vec<AnswerEvent>) {
         let rest = self.stream.finish();
         self.tell(rest, events);
-        events.push(Event::Ended { is_unfinished, ids: None });
+        events.push(AnswerEvent::Ended { is_unfinished, ids: None });
         self.state = State::Over;
     }
 }
 
 impl AnswerParser for PlainAnswer {
-    fn push(&mut self, id: u32) -> Vec<Event> {
+    fn push(&mut self, id: u32) -> Vec<AnswerEvent> {
         if self.is_over() {
             return Vec::new();
         }
@@ -70,7 +70,7 @@ impl AnswerParser for PlainAnswer {
         events
     }
 
-    fn finish(&mut self) -> Vec<Event> {
+    fn finish(&mut self) -> Vec<AnswerEvent> {
         let mut events = Vec::new();
         if self.state == State::Open {
             self.end(true, &mut events);
@@ -91,8 +91,8 @@ impl AnswerParser for PlainAnswer {
         Vec::new()
     }
 
-    fn messages(&self) -> Result<Vec<Made>, ChatFormatError> {
+    fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
         let has_ended = self.is_over() && !self.text.is_empty();
-        Ok(has_ended.then(|| Part::answer(self.text.clone()).into()).into_iter().collect())
+        Ok(has_ended.then(|| MessagePart::answer(self.text.clone()).into()).into_iter().collect())
     }
 }

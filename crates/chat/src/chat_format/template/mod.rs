@@ -7,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::specials::Specials;
 use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking, Untaken};
-use crate::chat_template::{ChatTemplate, ChatTemplateError, Entry, Given};
+use crate::chat_template::{ChatTemplate, ChatTemplateError, Given, TemplateMessage};
 use crate::grammar::written::{ANY_TEXT, format_schema, inline, mark};
 use crate::grammar::{GrammarError, Layout, ToolChoice, Wanted};
-use crate::{BETWEEN_MESSAGES, Part, Tool, Turn};
+use crate::{BETWEEN_MESSAGES, MessagePart, Tool, Turn};
 use answer::PlainAnswer;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
@@ -128,23 +128,23 @@ fn tool(tool: &Tool) -> Value {
 
 /// Messages. Instructions are system messages, those at the beginning one: many templates look for one, there. What
 /// the assistant said in several messages is one, and what it thought goes before it.
-fn entries(turns: &[Turn]) -> Result<Vec<Entry>, ChatFormatError> {
-    let mut entries: Vec<Entry> = Vec::new();
+fn entries(turns: &[Turn]) -> Result<Vec<TemplateMessage>, ChatFormatError> {
+    let mut entries: Vec<TemplateMessage> = Vec::new();
     let mut thinking: Option<String> = None;
     for turn in turns {
         match turn {
             Turn::System(text) | Turn::Developer(text) if text.is_empty() => {}
             Turn::System(text) | Turn::Developer(text) => join(&mut entries, "system", text, |all| all.len() == 1),
-            Turn::User(text) => entries.push(Entry::new("user", text.as_str())),
+            Turn::User(text) => entries.push(TemplateMessage::new("user", text.as_str())),
             Turn::Assistant(made) => match &made.part {
-                Part::Reasoning(text) => thinking = Some(text.clone()),
-                Part::Content { text, .. } => {
+                MessagePart::Reasoning(text) => thinking = Some(text.clone()),
+                MessagePart::Content { text, .. } => {
                     join(&mut entries, "assistant", text, |_| true);
                     if let (Some(thought), Some(last)) = (thinking.take(), entries.last_mut()) {
                         last.thinking.get_or_insert(thought);
                     }
                 }
-                Part::Call { .. } => return Err(ChatFormatError::NotTaken { what: Untaken::Calls }),
+                MessagePart::Call { .. } => return Err(ChatFormatError::NotTaken { what: Untaken::Calls }),
             },
             Turn::Result { .. } => return Err(ChatFormatError::NotTaken { what: Untaken::Calls }),
         }
@@ -153,11 +153,11 @@ fn entries(turns: &[Turn]) -> Result<Vec<Entry>, ChatFormatError> {
 }
 
 /// Adds a message, or its text to the last one, if that is of the same role and may be one with it.
-fn join(entries: &mut Vec<Entry>, role: &str, text: &str, is_one: impl Fn(&[Entry]) -> bool) {
+fn join(entries: &mut Vec<TemplateMessage>, role: &str, text: &str, is_one: impl Fn(&[TemplateMessage]) -> bool) {
     let may_join = is_one(entries);
     match entries.last_mut().filter(|last| may_join && last.role == role) {
         Some(last) if last.content.is_empty() => last.content = text.to_owned(),
         Some(last) => last.content += &[BETWEEN_MESSAGES, text].concat(),
-        None => entries.push(Entry::new(role, text)),
+        None => entries.push(TemplateMessage::new(role, text)),
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use chat::chat_format::ChatFormatError;
-use chat::grammar::{Format, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
 use chat::harmony::Tool;
 use engine::scheduler::TokenMask;
 use model::tokenizer::Tokenizer;
@@ -108,7 +108,7 @@ fn the_choice_of_tools_and_the_format_decide_what_may_come() {
 
     let named = |name: &str| ToolChoice::Named(name.into());
     let number = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
-    let schema = || Some(Format::Schema(number.clone()));
+    let schema = || Some(AnswerFormat::Schema(number.clone()));
     let (tokenizer, grammars) = o200k();
     for (wanted, with_look, good) in [
         (wanted(vec![], ToolChoice::Auto, None), true, &[words, plain_object][..]),
@@ -116,7 +116,7 @@ fn the_choice_of_tools_and_the_format_decide_what_may_come() {
         (wanted(tools(), ToolChoice::Auto, None), true, &[f, g, words, plain_object]),
         (wanted(tools(), ToolChoice::Required, None), true, &[f, g]),
         (wanted(tools(), named("g"), None), true, &[g]),
-        (wanted(vec![], ToolChoice::Auto, Some(Format::JsonObject)), false, &[object, plain_object]),
+        (wanted(vec![], ToolChoice::Auto, Some(AnswerFormat::JsonObject)), false, &[object, plain_object]),
         (wanted(vec![], ToolChoice::Auto, schema()), false, &[object, plain_object]),
         (wanted(tools(), ToolChoice::None, schema()), false, &[object, plain_object]),
         (wanted(tools(), ToolChoice::Auto, schema()), false, &[f, g, object, plain_object]),
@@ -149,8 +149,8 @@ fn without_reasoning_the_grammar_begins_in_the_answer() {
         fate(&grammars, &wanted(format, ToolChoice::Auto), &ids)
     };
     assert_eq!(fate(None, "Yes.<|return|>"), Fate::Whole);
-    assert_eq!(fate(Some(Format::JsonObject), "{}<|return|>"), Fate::Whole);
-    assert_eq!(fate(Some(Format::JsonObject), "Yes."), Fate::Refused(0));
+    assert_eq!(fate(Some(AnswerFormat::JsonObject), "{}<|return|>"), Fate::Whole);
+    assert_eq!(fate(Some(AnswerFormat::JsonObject), "Yes."), Fate::Refused(0));
     assert_eq!(fate(None, "<|channel|>"), Fate::Refused(0));
     let error = grammars.mask(&wanted(None, ToolChoice::Required)).expect_err("no call can follow");
     assert!(matches!(error, GrammarError::NoRoomForCalls), "{error}");
@@ -216,7 +216,7 @@ fn a_mask_has_a_bit_for_each_token_and_none_for_others() {
 #[test]
 fn a_token_that_may_not_come_ends_the_generation() {
     let (tokenizer, grammars) = o200k();
-    let mut mask = grammars.mask(&wanted(vec![], ToolChoice::None, Some(Format::JsonObject))).expect("a grammar");
+    let mut mask = grammars.mask(&wanted(vec![], ToolChoice::None, Some(AnswerFormat::JsonObject))).expect("a grammar");
     mask.push(13_225);
     let allowed: Vec<u32> = (0..201_088).filter(|&id| allows(&mut *mask, id)).collect();
     assert_eq!(allowed, [tokenizer.special("<|return|>").expect("it has it")]);
@@ -257,13 +257,13 @@ fn what_cannot_be_enforced_is_refused_by_name() {
             .mask(&wanted(vec![tool("g", Some(schema.clone()), false)], ToolChoice::Auto, None))
             .expect("no schema");
         if schema["type"] != "string" {
-            let error = grammars.mask(&wanted(vec![], ToolChoice::None, Some(Format::Schema(schema.clone()))));
+            let error = grammars.mask(&wanted(vec![], ToolChoice::None, Some(AnswerFormat::Schema(schema.clone()))));
             assert!(matches!(error, Err(GrammarError::Format { .. })), "{schema}: {error:?}");
         }
     }
     // Variants that exclude each other are no problem, and what no draft of JSON schema knows is an annotation.
     let schema = object(json!({"oneOf": [{"type": "string"}, {"type": "integer"}], "nullable": true}));
-    grammars.mask(&wanted(vec![], ToolChoice::None, Some(Format::Schema(schema)))).expect("it can be enforced");
+    grammars.mask(&wanted(vec![], ToolChoice::None, Some(AnswerFormat::Schema(schema)))).expect("it can be enforced");
     let error = |tools, choice| grammars.mask(&wanted(tools, choice, None)).expect_err("refused").to_string();
     assert!(error(vec![], ToolChoice::Required).contains("there is none"));
     assert!(error(tools(), ToolChoice::Named("h".into())).contains("`h`"));
@@ -343,7 +343,7 @@ fn schemas_that_ask_too_much_end_in_an_error_or_a_mask() {
         ("a large number", object(json!({"type": "integer", "minimum": 1e300, "multipleOf": 7}))),
         ("what nothing is", object(json!({"type": "integer", "minimum": 2, "maximum": 1}))),
     ] {
-        let format = Some(Format::Schema(schema));
+        let format = Some(AnswerFormat::Schema(schema));
         match grammars.mask(&wanted(vec![], ToolChoice::None, format)) {
             Ok(mut mask) => assert!(mask.allowed().is_some_and(|bits| bits.iter().any(|word| *word != 0)), "{what}"),
             Err(GrammarError::Format { why } | GrammarError::Compile { why }) => {

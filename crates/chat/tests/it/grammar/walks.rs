@@ -1,9 +1,9 @@
 //! Random walks: tokens drawn of those that a mask allows. Whatever comes out must be what was wanted, by the parser
 //! and by a validator that are not the grammar's.
 
-use chat::grammar::{Format, Grammars, ToolChoice, Wanted};
-use chat::harmony::parser::{Ending, Event};
-use chat::harmony::{Harmony, Message, Part};
+use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
+use chat::harmony::parser::{Ending, ParserEvent};
+use chat::harmony::{Harmony, Message, MessageKind};
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 
@@ -66,9 +66,9 @@ impl Walker {
     fn said(&self, grammars: &Grammars, wanted: &Wanted, random: &mut Random) -> Message {
         let ids = self.walk(grammars, wanted, random);
         let mut parser = Harmony::new(self.tokenizer.clone()).expect("it has the special tokens").parser();
-        let events: Vec<Event> = ids.iter().flat_map(|&id| parser.push(id)).collect();
+        let events: Vec<ParserEvent> = ids.iter().flat_map(|&id| parser.push(id)).collect();
         assert!(parser.is_over() && parser.repairs().next().is_none(), "{}", self.text(&ids));
-        let Some(Event::Ended { message, ending: Ending::Return | Ending::Call }) = events.last() else {
+        let Some(ParserEvent::Ended { message, ending: Ending::Return | Ending::Call }) = events.last() else {
             panic!("{}", self.text(&ids));
         };
         message.clone()
@@ -90,12 +90,12 @@ fn walks_are_valid(tokenizer: Tokenizer, grammars: &Grammars, n_schemas: usize, 
         let schema = object(&mut random);
         let tools = vec![tool("other", None, false), tool("f", Some(schema.clone()), true)];
         let call = walker.said(grammars, &wanted(tools, ToolChoice::Named("f".into()), None), &mut random);
-        assert_eq!(call.part(), Part::Call("f"));
+        assert_eq!(call.part(), MessageKind::Call("f"));
         hold(&call.text, &schema);
 
-        let format = Some(Format::Schema(schema.clone()));
+        let format = Some(AnswerFormat::Schema(schema.clone()));
         let answer = walker.said(grammars, &wanted(vec![], ToolChoice::None, format), &mut random);
-        assert_eq!(answer.part(), Part::Answer);
+        assert_eq!(answer.part(), MessageKind::Answer);
         hold(&answer.text, &schema);
     }
 }
@@ -123,12 +123,15 @@ fn what_is_not_strict_is_still_an_object() {
     for _ in 0..50 {
         let call = wanted(vec![tool("f", None, false)], ToolChoice::Required, None);
         let call = walker.said(&grammars, &call, &mut random);
-        assert!(call.part() == Part::Call("f") && is_object(&call.text), "{call:?}");
-        let any = wanted(vec![], ToolChoice::None, Some(Format::JsonObject));
+        assert!(call.part() == MessageKind::Call("f") && is_object(&call.text), "{call:?}");
+        let any = wanted(vec![], ToolChoice::None, Some(AnswerFormat::JsonObject));
         let any = walker.said(&grammars, &any, &mut random);
-        assert!(any.part() == Part::Answer && is_object(&any.text), "{any:?}");
+        assert!(any.part() == MessageKind::Answer && is_object(&any.text), "{any:?}");
         // With a choice, whatever comes is in the format.
         let free = wanted(vec![tool("f", None, false)], ToolChoice::Auto, None);
-        assert!(matches!(walker.said(&grammars, &free, &mut random).part(), Part::Call("f") | Part::Answer));
+        assert!(matches!(
+            walker.said(&grammars, &free, &mut random).part(),
+            MessageKind::Call("f") | MessageKind::Answer
+        ));
     }
 }

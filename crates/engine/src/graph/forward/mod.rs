@@ -17,9 +17,9 @@ use kernel::template::Precision;
 use kernel::template::library::Library;
 use kernel::template::library_error::LibraryError;
 use model::checkpoint::Checkpoint;
-use model::checkpoint::tensor_parallel::TpRank;
 use model::checkpoint::tensors::EMBEDDING;
 use model::config::ModelConfig;
+use model::config::tensor_parallel::TpRank;
 use model::family::FamilyError;
 
 /// Tokens that come with their log-probabilities, beside the one that was taken, in the rows that ask for them.

@@ -26,7 +26,7 @@ const CHECKSUM: &str = "rest_sha256 = ";
 
 /// A checked object. Cheap to clone; while a clone lives, no process removes the entry from the disk.
 #[derive(Clone, Debug)]
-pub struct Entry {
+pub struct CacheEntry {
     /// The digest of its key.
     pub digest: Digest,
     /// The compiled code: the bytes that were checked, to be loaded from memory.
@@ -41,7 +41,7 @@ pub struct Entry {
 
 /// A fresh object.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct NewObject {
     pub object: Vec<u8>,
     /// What the compiler said.
     pub log: String,
@@ -53,7 +53,7 @@ pub struct Made {
     pub compiler: String,
 }
 
-impl Entry {
+impl CacheEntry {
     pub(super) fn in_memory(digest: Digest, object: &[u8], meta: Meta) -> Self {
         Self { digest, object: object.into(), meta: Arc::new(meta), dir: None, used: None }
     }
@@ -118,7 +118,7 @@ pub struct KeyRecord {
 
 impl KeyRecord {
     /// What an entry records of a key.
-    pub(crate) fn of(key: &KernelKey) -> Self {
+    pub(crate) fn from_key(key: &KernelKey) -> Self {
         Self {
             source_sha256: Digest::of(key.source.as_bytes()),
             target: key.target.clone(),
@@ -142,7 +142,7 @@ impl KeyRecord {
 }
 
 impl Meta {
-    pub(super) fn of_object(key: &KernelKey, made: &Made) -> Self {
+    pub(super) fn of_object(key: &KernelKey, made: &NewObject) -> Self {
         let object = ObjectRecord { len_bytes: made.object.len() as u64, sha256: Digest::of(&made.object) };
         Self {
             compile_ms: made.compile_ms,
@@ -161,7 +161,7 @@ impl Meta {
             compiler_description: String::new(),
             log_sha256: Digest::of(log.as_bytes()),
             object: None,
-            key: KeyRecord::of(key),
+            key: KeyRecord::from_key(key),
         }
     }
 
@@ -251,7 +251,7 @@ impl Damage {
 /// What the disk holds for a digest.
 #[derive(Debug)]
 pub(super) enum Stored {
-    Object(Entry),
+    Object(CacheEntry),
     Failed { log: String },
     Absent,
 }
@@ -353,7 +353,7 @@ impl OpenedEntry {
             gpu::elf::check_whole(&object).map_err(Damage::Object)?;
         }
         let (meta, dir, used) = (Arc::new(meta), Some(self.path.clone()), used.map(Arc::new));
-        Ok(Stored::Object(Entry { digest: *digest, object, meta, dir, used }))
+        Ok(Stored::Object(CacheEntry { digest: *digest, object, meta, dir, used }))
     }
 
     fn read_checked(&self, file: &'static str, expected: Digest) -> Result<Vec<u8>, Damage> {

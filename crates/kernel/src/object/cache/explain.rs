@@ -77,7 +77,7 @@ impl Folder {
             Err((_, damage)) => return Explanation::Damaged { digest, why: chain(&damage) },
             Ok(Stored::Absent) => {}
         }
-        let record = KeyRecord::of(key);
+        let record = KeyRecord::from_key(key);
         let nearest = self.nearest(&digest, &Side { key: &record, source: &key.source });
         nearest.map_or(Explanation::Empty, |nearest| Explanation::Nearest(Box::new(nearest)))
     }

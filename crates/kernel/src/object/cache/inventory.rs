@@ -42,7 +42,7 @@ impl Listed {
 
 /// Something in the tree that is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Finding {
+pub struct CacheFinding {
     pub path: PathBuf,
     pub problem: String,
 }
@@ -53,7 +53,7 @@ pub struct Verified {
     /// How many entries were looked at.
     pub entries: usize,
     /// What is wrong, by path.
-    pub findings: Vec<Finding>,
+    pub findings: Vec<CacheFinding>,
 }
 
 impl Folder {
@@ -130,9 +130,9 @@ impl Folder {
             if is_shard(&path) {
                 self.verify_shard(&path, &mut verified);
             } else if let Some(problem) = stranger(&path) {
-                verified.findings.push(Finding { path, problem });
+                verified.findings.push(CacheFinding { path, problem });
             } else if path == self.identities_folder() {
-                let untrusted = |path: PathBuf| Some(Finding { problem: untrusted_file(&path)?, path });
+                let untrusted = |path: PathBuf| Some(CacheFinding { problem: untrusted_file(&path)?, path });
                 verified.findings.extend(list_children(&path)?.into_iter().filter_map(untrusted));
             }
         }
@@ -145,7 +145,8 @@ impl Folder {
     }
 
     fn verify_shard(&self, shard: &Path, verified: &mut Verified) {
-        let mut found = |path: &Path, problem: String| verified.findings.push(Finding { path: path.into(), problem });
+        let mut found =
+            |path: &Path, problem: String| verified.findings.push(CacheFinding { path: path.into(), problem });
         if let Some(distrust) = fs::symlink_metadata(shard).ok().and_then(|shard| trust_folder(&shard).err()) {
             return found(shard, distrust.to_string());
         }

@@ -6,21 +6,21 @@ use super::folder::CacheError;
 
 /// The bounds of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CacheLimits {
     /// What pruning shrinks the folder to, in bytes on the disk.
     pub max_bytes: u64,
     /// How long to wait for another process that may be compiling the same kernel.
     pub lock_wait: Duration,
 }
 
-impl Default for Limits {
+impl Default for CacheLimits {
     /// 2 GiB, one minute.
     fn default() -> Self {
         Self { max_bytes: 2 << 30, lock_wait: Duration::from_secs(60) }
     }
 }
 
-impl Limits {
+impl CacheLimits {
     /// The defaults, with the size from `$GPTOSS_JIT_CACHE_SIZE` where that is set.
     ///
     /// # Errors

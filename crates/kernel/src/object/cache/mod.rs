@@ -46,13 +46,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::object::key::{Digest, KernelKey};
 use entry::Stored;
-pub use entry::{Damage, Entry, KeyRecord, Made, Meta, ObjectRecord};
+pub use entry::{CacheEntry, Damage, KeyRecord, Meta, NewObject, ObjectRecord};
 pub use evict::{PruneOptions, Removed};
 pub use explain::{Difference, Explanation, Nearest};
 pub use folder::{CacheError, Folder};
 use hint::chain;
-pub use inventory::{Finding, Listed, Verified};
-pub use limits::{Limits, parse_size};
+pub use inventory::{CacheFinding, Listed, Verified};
+pub use limits::{CacheLimits, parse_size};
 pub use lock::CompileLock;
 pub use trust::Distrust;
 
@@ -60,7 +60,7 @@ pub use trust::Distrust;
 #[derive(Debug)]
 pub struct Cache {
     folder: Option<Folder>,
-    limits: Limits,
+    limits: CacheLimits,
     memory: Mutex<Memory>,
 }
 
@@ -68,7 +68,7 @@ pub struct Cache {
 /// their object: a long tuning run must not keep every candidate.
 #[derive(Debug, Default)]
 struct Memory {
-    entries: HashMap<Digest, Entry>,
+    entries: HashMap<Digest, CacheEntry>,
     failures: HashMap<Digest, String>, // the logs
 }
 
@@ -76,7 +76,7 @@ struct Memory {
 #[derive(Clone, Debug)]
 pub enum Lookup {
     /// The object, checked.
-    Hit(Entry),
+    Hit(CacheEntry),
     /// Compiling it failed before, with the same compiler, and would again.
     Failed {
         /// What the compiler said.
@@ -99,7 +99,7 @@ impl Cache {
 
     /// Opens the cache at `root`, created with mode 0700 if need be. A folder that cannot be used, or that another
     /// user could write to, is a warning, and the cache then works in memory alone.
-    pub fn open(root: &Path, limits: Limits) -> Self {
+    pub fn open(root: &Path, limits: CacheLimits) -> Self {
         let folder = Folder::open(root)
             .inspect_err(|error| tracing::warn!("kernels will not be cached on disk: {}", chain(error)))
             .ok();
@@ -108,7 +108,7 @@ impl Cache {
 
     /// A cache in memory alone.
     pub fn in_memory() -> Self {
-        Self { folder: None, limits: Limits::default(), memory: Mutex::default() }
+        Self { folder: None, limits: CacheLimits::default(), memory: Mutex::default() }
     }
 
     /// The folder on the disk, unless the cache works in memory alone.
@@ -140,10 +140,10 @@ impl Cache {
 
     /// Stores a fresh object and gives it back as an entry; when another process was first, that one's. Disk
     /// trouble is a warning, and the entry then lives in memory.
-    pub fn publish(&self, key: &KernelKey, made: &Made) -> Entry {
+    pub fn publish(&self, key: &KernelKey, made: &NewObject) -> CacheEntry {
         let meta = Meta::of_object(key, made);
         let stored = self.store(key, &meta, &made.log, Some(&made.object)).flatten();
-        let entry = stored.unwrap_or_else(|| Entry::in_memory(key.digest(), &made.object, meta));
+        let entry = stored.unwrap_or_else(|| CacheEntry::in_memory(key.digest(), &made.object, meta));
         self.memory().failures.remove(&entry.digest);
         let entry = self.remember(entry);
         self.prune_hourly();
@@ -173,7 +173,7 @@ impl Cache {
 
     /// Waits for the right to compile this key, so that of several processes one does. Look the key up again
     /// after it: the wait may have been for the one that made it. Hold one at a time. The wait is bounded
-    /// ([`Limits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
+    /// ([`CacheLimits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
     pub fn lock(&self, digest: &Digest) -> CompileLock {
         match &self.folder {
             Some(folder) => folder.lock(digest, self.limits.lock_wait),
@@ -191,7 +191,7 @@ impl Cache {
     }
 
     /// Writes to the disk. None, after a warning, where that does not work.
-    fn store(&self, key: &KernelKey, meta: &Meta, log: &str, object: Option<&[u8]>) -> Option<Option<Entry>> {
+    fn store(&self, key: &KernelKey, meta: &Meta, log: &str, object: Option<&[u8]>) -> Option<Option<CacheEntry>> {
         let warn = |error: &CacheError| {
             tracing::warn!("kernel `{}` is not stored in the cache: {}", meta.label, chain(error));
         };
@@ -199,7 +199,7 @@ impl Cache {
     }
 
     /// Keeps a checked entry, and lets go of those that only the memory still holds.
-    fn remember(&self, entry: Entry) -> Entry {
+    fn remember(&self, entry: CacheEntry) -> CacheEntry {
         let mut memory = self.memory();
         memory.entries.retain(|_, known| known.dir.is_none() || Arc::strong_count(&known.object) > 1);
         memory.entries.entry(entry.digest).or_insert(entry).clone()

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::entry::{Damage, Entry, Meta, Stored};
+use super::entry::{CacheEntry, Damage, Meta, Stored};
 use super::folder::{CacheError, Folder};
 use super::trust::{own_folder, trust_folder};
 use crate::object::key::KernelKey;
@@ -29,7 +29,7 @@ impl Folder {
         meta: &Meta,
         log: &str,
         object: Option<&[u8]>,
-    ) -> Result<Option<Entry>, CacheError> {
+    ) -> Result<Option<CacheEntry>, CacheError> {
         let digest = key.digest();
         let path = self.entry_path(&digest);
         let failed = |source| CacheError::Write { path: path.clone(), source };
@@ -55,8 +55,11 @@ impl Folder {
         }
         let _ = staging.keep(); // it has another name now
         sync_folder(&self.shard(&digest)).map_err(failed)?;
-        let entry =
-            |object| Entry { dir: Some(path.clone()), used: in_use, ..Entry::in_memory(digest, object, meta.clone()) };
+        let entry = |object| CacheEntry {
+            dir: Some(path.clone()),
+            used: in_use,
+            ..CacheEntry::in_memory(digest, object, meta.clone())
+        };
         Ok(object.map(entry))
     }
 

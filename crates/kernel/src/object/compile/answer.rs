@@ -71,10 +71,10 @@ pub(super) fn read(folder: &Path) -> io::Result<Option<Vec<u8>>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::object::compile::job::{Failure, How, Made};
+    use crate::object::compile::job::{CompileOutput, Failure, How};
 
     fn made() -> Outcome {
-        Ok(Made {
+        Ok(CompileOutput {
             object: b"\x7fELF".to_vec(),
             log: "warning".into(),
             facts: vec!["v1".into()],

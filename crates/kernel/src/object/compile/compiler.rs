@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{CompileError, CompilerOptions};
 use crate::target::Target;
 use crate::template::Precision;
@@ -46,7 +46,7 @@ pub trait Compiler: fmt::Debug + Sync {
     ///
     /// # Errors
     /// Whatever kept it from making an object.
-    fn compile(&self, job: &Job) -> Result<Made, Failure>;
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure>;
 
     /// What can be done where not even the canary compiles.
     fn hint(&self, how: &How, target: &str) -> String {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::job::{Failure, How, Job};
+use super::job::{CompileJob, Failure, How};
 use super::{Compiler, named, title};
 use hint::Hint;
 
@@ -89,7 +89,7 @@ pub enum CompileError {
 }
 
 impl CompileError {
-    pub(super) fn failed(kernel: &str, job: &Job, failure: Failure) -> Self {
+    pub(super) fn failed(kernel: &str, job: &CompileJob, failure: Failure) -> Self {
         let Failure { how, log } = failure;
         let compiler = named(&job.toolchain.name).map_or("", Compiler::name);
         Self::Failed {
@@ -174,8 +174,8 @@ mod tests {
     use crate::object::compile::Toolchain;
 
     fn failed(how: How, log: &str) -> CompileError {
-        let job = Job {
-            toolchain: Toolchain::of("hiprtc", None),
+        let job = CompileJob {
+            toolchain: Toolchain::new("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
             target: "gfx942".into(),

@@ -8,7 +8,7 @@ use std::{fs, io};
 use hiprtc_sys::HIPRTC;
 
 use super::host::{contraction, unavailable};
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
 use crate::object::key::Digest;
 use crate::target::{Platform, Target};
@@ -70,7 +70,7 @@ impl Compiler for Hiprtc {
         Canary { source: SOURCE, entry: "canary", options: &["-O3", "-std=c++17", "-nostdinc"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         let cannot = |error: io::Error| unavailable(&format!("could not put `{HEADER_NAME}` into its folder: {error}"));
         fs::write(HEADER_NAME, HEADER).map_err(cannot)?;
         let made = match rtc::compile(&HIPRTC, job) {
@@ -82,7 +82,7 @@ impl Compiler for Hiprtc {
         };
         // Another header is another compiler: it may make another object of the same source.
         let fact = format!("{HEADER_NAME} {}", Digest::of(HEADER.as_bytes()));
-        made.map(|made| Made { facts: [made.facts, vec![fact]].concat(), ..made })
+        made.map(|made| CompileOutput { facts: [made.facts, vec![fact]].concat(), ..made })
     }
 
     fn hint(&self, how: &How, target: &str) -> String {
@@ -137,7 +137,7 @@ impl Toolchain {
         } else {
             Vec::new()
         };
-        Ok(Self { launcher, ..Self::of(Hiprtc.name(), Some(library)) })
+        Ok(Self { launcher, ..Self::new(Hiprtc.name(), Some(library)) })
     }
 }
 

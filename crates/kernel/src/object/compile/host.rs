@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs, io};
 
-use super::job::{Failure, How, Job, Made, Stated, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 use super::worker::ASKED;
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::{Platform, Target};
@@ -73,7 +73,7 @@ impl Compiler for Host {
         Canary { source: SOURCE, entry: "canary", options: &["-O3", "-ffast-math"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         compile(job)
     }
 }
@@ -131,7 +131,7 @@ pub(super) fn first_on_path(
     match found {
         Some((program, rest)) => {
             let arguments = rest.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-            Ok(Toolchain { arguments, ..Toolchain::of(compiler.name(), Some(program)) })
+            Ok(Toolchain { arguments, ..Toolchain::new(compiler.name(), Some(program)) })
         }
         None => {
             let looked_for = commands.iter().map(|words| format!("`{}`", Path::new(&words[0]).display())).collect();
@@ -155,7 +155,7 @@ fn is_program(path: &Path) -> bool {
 }
 
 /// Compiles the job. What the compiler prints goes where the worker's own output goes.
-fn compile(job: &Job) -> Result<Made, Failure> {
+fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
     let mut command = command(job)?;
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
     run(command.args(BEFORE).arg(SOURCE).args(&job.options).args(AFTER).args(["-o", "object"]))?;
@@ -163,7 +163,7 @@ fn compile(job: &Job) -> Result<Made, Failure> {
 }
 
 /// The compiler, to be given its arguments.
-pub(super) fn command(job: &Job) -> Result<Command, Failure> {
+pub(super) fn command(job: &CompileJob) -> Result<Command, Failure> {
     job.toolchain.command().ok_or_else(|| unavailable("no compiler was named"))
 }
 
@@ -177,7 +177,7 @@ pub(super) fn run(command: &mut Command) -> Result<(), Failure> {
 /// The object that was left, and who made it: the compiler is asked, unless its files are as they were when it was
 /// asked last. The object is opened here, where it may take the process with it: one for another processor may have
 /// instructions in its constructors that this one does not have, and is not opened.
-pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Failure> {
+pub(super) fn made(job: &CompileJob, how: String, front_end: &str) -> Result<CompileOutput, Failure> {
     let (facts, files) = match job.stated.as_ref().and_then(Stated::facts_if_it_holds) {
         Some(facts) => (facts, Vec::new()),
         None => {
@@ -192,7 +192,7 @@ pub(super) fn made(job: &Job, how: String, front_end: &str) -> Result<Made, Fail
     if !Target::named(&job.target).is_ok_and(is_for_others) {
         gpu::host::try_to_open(&object).map_err(bad)?;
     }
-    Ok(Made { object, log: String::new(), facts, files })
+    Ok(CompileOutput { object, log: String::new(), facts, files })
 }
 
 pub(super) fn unavailable(log: &str) -> Failure {

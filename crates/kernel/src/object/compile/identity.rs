@@ -12,7 +12,7 @@ use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 
-use super::job::{How, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, How, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
 use crate::object::cache::trust;
@@ -84,7 +84,7 @@ impl Identity {
         self.facts.first().cloned().unwrap_or_default()
     }
 
-    fn new(compiler: &str, made: &Made) -> Self {
+    fn new(compiler: &str, made: &CompileOutput) -> Self {
         let canary = Digest::of(&made.object).to_string();
         // Debug output of strings is quoted and escaped, so no two lists read the same.
         let id = Digest::of(format!("{:?}", (compiler, &made.facts, &canary)).as_bytes()).to_string();
@@ -92,10 +92,14 @@ impl Identity {
     }
 }
 
-fn compile_canary(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Result<Made, CompileError> {
+fn compile_canary(
+    options: &CompilerOptions,
+    toolchain: &Toolchain,
+    target: &str,
+) -> Result<CompileOutput, CompileError> {
     let compiler = named(&toolchain.name).expect("one of COMPILERS");
     let canary = compiler.canary();
-    let job = Job {
+    let job = CompileJob {
         toolchain: toolchain.clone(),
         source: canary.source.into(),
         entry: canary.entry.into(),
@@ -143,7 +147,7 @@ fn recall(path: &Path) -> Option<Record> {
 /// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that
 /// compiled it.
 fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
-    let stamps = files.iter().map(|file| Stamp::of(file)).collect::<io::Result<Vec<_>>>();
+    let stamps = files.iter().map(|file| Stamp::of_file(file)).collect::<io::Result<Vec<_>>>();
     stamps.ok().filter(|stamps| stamps.iter().all(|stamp| stamp.is_older_than(start))).unwrap_or_default()
 }
 

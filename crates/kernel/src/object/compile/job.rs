@@ -25,7 +25,7 @@ pub struct Toolchain {
 
 /// One kernel to compile. The worker's current folder, `TMPDIR` and `HOME` are one private folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Job {
+pub struct CompileJob {
     /// The compiler to use.
     pub(crate) toolchain: Toolchain,
     /// The rendered source, whole.
@@ -45,7 +45,7 @@ pub struct Job {
 /// be asked again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
-    /// As [`Made::facts`].
+    /// As [`CompileOutput::facts`].
     pub(crate) facts: Vec<String>,
     pub(super) files: Vec<Stamp>,
 }
@@ -59,7 +59,7 @@ impl Stated {
 
 /// What a compiler made. What it printed is captured by the parent; `log` holds what it returned besides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Made {
+pub struct CompileOutput {
     /// The object's bytes.
     #[serde(skip)]
     pub object: Vec<u8>,
@@ -81,7 +81,7 @@ pub struct Failure {
 }
 
 /// What a compile comes to.
-pub(super) type Outcome = Result<Made, Failure>;
+pub(super) type Outcome = Result<CompileOutput, Failure>;
 
 /// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `BadObject`, `Crashed`, `Exited` or
 /// `OutOfMemory`; the parent sees the others, and makes `Failed` of a refusal that names no line of the source.
@@ -180,7 +180,7 @@ impl How {
 
 impl Toolchain {
     /// A compiler by name, in this file or library; without one the worker finds it.
-    pub(super) fn of(name: &str, compiler: Option<PathBuf>) -> Self {
+    pub(super) fn new(name: &str, compiler: Option<PathBuf>) -> Self {
         let (arguments, environment, launcher) = Default::default();
         Self { name: name.to_owned(), compiler, arguments, environment, launcher }
     }
@@ -205,7 +205,7 @@ impl Toolchain {
 
 const FILE: &str = "job.json";
 
-impl Job {
+impl CompileJob {
     /// Leaves the job where [`Self::read`] finds it.
     pub(super) fn write(&self, folder: &Path) -> io::Result<()> {
         fs::write(folder.join(FILE), serde_json::to_vec(self)?)

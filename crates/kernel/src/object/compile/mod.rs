@@ -35,7 +35,7 @@ pub use compiler::{Canary, Compiler};
 pub use error::CompileError;
 pub use identity::Identity;
 pub use job::signal_name;
-pub use job::{Failure, How, Job, Made, Stated, Toolchain};
+pub use job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
@@ -81,7 +81,7 @@ pub struct Request {
 
 impl Request {
     /// What is asked for a rendered kernel.
-    pub fn of(kernel: &Rendered, target: &Target) -> Self {
+    pub fn new(kernel: &Rendered, target: &Target) -> Self {
         Self {
             label: kernel.label.clone(),
             source: kernel.source.clone(),
@@ -136,8 +136,8 @@ impl Default for CompilerOptions {
             deadline: Duration::from_secs(120),
             memory_bytes: 8 << 30,
             cc: None,
-            hiprtc: Toolchain::of(hiprtc::Hiprtc.name(), None),
-            nvrtc: Toolchain::of(nvrtc::Nvrtc.name(), None),
+            hiprtc: Toolchain::new(hiprtc::Hiprtc.name(), None),
+            nvrtc: Toolchain::new(nvrtc::Nvrtc.name(), None),
             identities: None,
         }
     }
@@ -147,7 +147,7 @@ impl Default for CompilerOptions {
 /// of its own, so as many run at once as threads ask.
 pub struct Compilers {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(String, String), Result<Known, CompileError>>>,
+    known: Mutex<BTreeMap<(String, String), Result<KnownCompilers, CompileError>>>,
     /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
     stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
     swept: Once,
@@ -159,7 +159,7 @@ const MAX_STOPPED: usize = 2;
 
 /// What a process knows of a compiler. One that does not work is not asked again and again.
 #[derive(Clone)]
-struct Known {
+struct KnownCompilers {
     identity: Arc<Identity>,
     /// What it was asked for, by which toolchain.
     toolchain: Toolchain,
@@ -187,7 +187,7 @@ impl Compilers {
         Ok(self.known(compiler, target)?.identity)
     }
 
-    fn known(&self, compiler: &str, target: &str) -> Result<Known, CompileError> {
+    fn known(&self, compiler: &str, target: &str) -> Result<KnownCompilers, CompileError> {
         self.swept.call_once(|| folder::sweep(&env::temp_dir()));
         // Held while probing: threads that ask at the same time wait for one canary.
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -195,7 +195,7 @@ impl Compilers {
             let toolchain = self.toolchain(compiler)?;
             let (identity, files) = identity::find(&self.options, &toolchain, target)?;
             let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
-            Ok(Known { identity: Arc::new(identity), toolchain, stated })
+            Ok(KnownCompilers { identity: Arc::new(identity), toolchain, stated })
         };
         known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
     }
@@ -255,7 +255,7 @@ impl Compilers {
         })
     }
 
-    fn count_stops(&self, request: &Request, made: &Result<Made, CompileError>) {
+    fn count_stops(&self, request: &Request, made: &Result<CompileOutput, CompileError>) {
         let mut stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
         let stopped = stopped.entry(request.compiler).or_default();
         match made {
@@ -265,8 +265,8 @@ impl Compilers {
         }
     }
 
-    fn job(&self, request: &Request, known: Known) -> Job {
-        Job {
+    fn job(&self, request: &Request, known: KnownCompilers) -> CompileJob {
+        CompileJob {
             toolchain: known.toolchain,
             source: request.source.clone(),
             entry: request.entry.clone(),
@@ -281,7 +281,7 @@ impl Compilers {
         named(compiler).expect("one of COMPILERS").find(&self.options)
     }
 
-    fn attempt_twice(&self, label: &str, job: &Job) -> Result<Made, CompileError> {
+    fn attempt_twice(&self, label: &str, job: &CompileJob) -> Result<CompileOutput, CompileError> {
         let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
         let first = match compile()? {
             Ok(made) => return Ok(made),

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use nvrtc_sys::NVRTC;
 
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions, rtc};
 use crate::target::{Platform, Target};
 use crate::template::Precision;
@@ -62,7 +62,7 @@ impl Compiler for Nvrtc {
         Canary { source: SOURCE, entry: "canary", options: &["--std=c++17", "--fmad=false"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         rtc::compile(&NVRTC, job)
     }
 
@@ -96,7 +96,7 @@ impl Toolchain {
         let library = places.iter().find_map(|place| NVRTC.candidates(Some(place), None).into_iter().next());
         let hint = "name `libnvrtc.so.12` or its folder, such as `/usr/local/cuda`, or unset `GPTOSS_JIT_NVRTC`";
         let library = library.ok_or(CompileError::NotThere { compiler: Nvrtc.title(), root, hint })?;
-        Ok(Self::of(Nvrtc.name(), Some(library)))
+        Ok(Self::new(Nvrtc.name(), Some(library)))
     }
 }
 

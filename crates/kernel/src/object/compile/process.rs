@@ -12,7 +12,7 @@ use std::{env, thread};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::folder::PrivateFolder;
-use super::job::{Failure, How, Job, Made, Outcome, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Outcome, Toolchain};
 use super::worker::{ASKED, PRINTED};
 use super::{CompileError, CompilerOptions, answer, evidence, title};
 use system::bounded_process::this_program;
@@ -32,7 +32,7 @@ const LONG_WAIT: Duration = Duration::from_secs(10);
 ///
 /// # Errors
 /// The outer ones are about the worker (it could not be started), the inner ones about the compile.
-pub(super) fn compile(options: &CompilerOptions, label: &str, job: &Job) -> Result<Outcome, CompileError> {
+pub(super) fn compile(options: &CompilerOptions, label: &str, job: &CompileJob) -> Result<Outcome, CompileError> {
     let folder = PrivateFolder::new().map_err(|source| folder_error(env::temp_dir(), source))?;
     let in_folder = |source| folder_error(folder.path().to_owned(), source);
     job.write(folder.path()).map_err(in_folder)?;
@@ -44,7 +44,7 @@ pub(super) fn compile(options: &CompilerOptions, label: &str, job: &Job) -> Resu
     let printed = clean(&read_printed(folder.path()).map_err(in_folder)?, folder.path(), job);
     let answer = answer::read(folder.path()).map_err(in_folder)?;
     Ok(match judge(end, answer) {
-        Ok(made) => Ok(Made { log: join(&clean(&made.log, folder.path(), job), &printed), ..made }),
+        Ok(made) => Ok(CompileOutput { log: join(&clean(&made.log, folder.path(), job), &printed), ..made }),
         Err(Failure { how, log }) => {
             let log = join(&clean(&log, folder.path(), job), &printed);
             Err(Failure { how: whose_fault(how, &log, job, folder.free_bytes()), log })
@@ -121,7 +121,7 @@ struct Wait<'a> {
     folder: &'a Path,
     deadline: Duration,
     label: &'a str,
-    job: &'a Job,
+    job: &'a CompileJob,
 }
 
 impl Wait<'_> {
@@ -169,7 +169,7 @@ impl Wait<'_> {
     }
 }
 
-fn judge(end: End, answer: Option<Vec<u8>>) -> Result<Made, Failure> {
+fn judge(end: End, answer: Option<Vec<u8>>) -> Result<CompileOutput, Failure> {
     let failed = |how| Err(Failure { how, log: String::new() });
     let status = match end {
         End::Killed(how) => return failed(how),
@@ -187,7 +187,7 @@ fn judge(end: End, answer: Option<Vec<u8>>) -> Result<Made, Failure> {
 
 /// A refusal stays one if the compiler names a line of the source. Whatever else happened may be the machine's fault,
 /// and is if it shows.
-fn whose_fault(how: How, log: &str, job: &Job, free_bytes: Option<u64>) -> How {
+fn whose_fault(how: How, log: &str, job: &CompileJob, free_bytes: Option<u64>) -> How {
     let how = match how {
         How::Rejected if evidence::blames_the_source(log, &job.toolchain.names_in_diagnostics()) => return how,
         How::TimedOut { .. } | How::Chatter { .. } => return how,
@@ -208,7 +208,7 @@ fn read_printed(folder: &Path) -> io::Result<String> {
 }
 
 /// Names files as we do: without the private folder, and without comgr's in it, `comgr-1a2b/input/CompileSource`.
-fn clean(log: &str, folder: &Path, job: &Job) -> String {
+fn clean(log: &str, folder: &Path, job: &CompileJob) -> String {
     let mut log = log.replace(&format!("{}/", folder.display()), "");
     for inner in ["/input/", "/include/"] {
         let mut from = 0;
@@ -237,8 +237,8 @@ mod tests {
 
     #[test]
     fn a_log_names_the_source_as_we_do() {
-        let job = Job {
-            toolchain: Toolchain::of("hiprtc", None),
+        let job = CompileJob {
+            toolchain: Toolchain::new("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
             target: "gfx1100".into(),

@@ -7,7 +7,7 @@ use std::{env, fs};
 use rtc::{Compiler, Image, Rtc};
 
 use super::CompileError;
-use super::job::{Failure, How, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 
 /// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
 /// usual places, for which it is told some variables of the environment.
@@ -33,7 +33,7 @@ pub(super) fn find(
 }
 
 /// Compiles, with either vendor's compiler.
-pub(super) fn compile(compiler: &'static Compiler, job: &Job) -> Result<Made, Failure> {
+pub(super) fn compile(compiler: &'static Compiler, job: &CompileJob) -> Result<CompileOutput, Failure> {
     let rtc = open(compiler, job.toolchain.compiler.as_deref())?;
     let mut options = job.options.clone();
     let for_target = compiler.target_option;
@@ -50,7 +50,7 @@ pub(super) fn compile(compiler: &'static Compiler, job: &Job) -> Result<Made, Fa
         .map_err(|error| Failure { how: How::BadObject { what: error.to_string() }, log: log.clone() })?;
     let images = rtc::images();
     let files = images.iter().map(|image| image.path.clone()).collect();
-    Ok(Made { object: made.object, log, facts: facts(&images), files })
+    Ok(CompileOutput { object: made.object, log, facts: facts(&images), files })
 }
 
 /// Opens the library that was named, or the first in the usual places.

@@ -4,7 +4,7 @@
 use std::fs;
 
 use super::host::{command, contraction, first_on_path, made, run, unavailable, words_of};
-use super::job::{Failure, Job, Made, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::target::Target;
 use crate::template::Precision;
@@ -67,7 +67,7 @@ impl Compiler for Simulator {
         Canary { source: SOURCE, entry: "canary", options: &["-O2", "-fPIC"] }
     }
 
-    fn compile(&self, job: &Job) -> Result<Made, Failure> {
+    fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         compile(job)
     }
 }
@@ -96,7 +96,7 @@ fn options() -> Vec<String> {
     options.map(String::from).to_vec()
 }
 
-fn compile(job: &Job) -> Result<Made, Failure> {
+fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
     fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
     run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
     run(command(job)?.args(LINK).arg("object"))?;

@@ -19,7 +19,7 @@ pub(crate) struct Stamp {
 
 impl Stamp {
     /// Follows links: what counts is the file that is run.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
+    pub(super) fn of_file(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         Ok(Self {
             path: path.to_owned(),
@@ -33,7 +33,7 @@ impl Stamp {
 
     /// Whether the file is still as it was.
     pub(super) fn holds(&self) -> bool {
-        Self::of(&self.path).is_ok_and(|now| now == *self)
+        Self::of_file(&self.path).is_ok_and(|now| now == *self)
     }
 
     /// Whether the file was last touched well before `time`: file systems keep time in coarse steps.

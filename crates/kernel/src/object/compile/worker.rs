@@ -7,7 +7,7 @@ use std::{fs, process, thread};
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 
 use super::answer;
-use super::job::{Failure, How, Job};
+use super::job::{CompileJob, Failure, How};
 
 /// What the names of private folders start with.
 pub(super) const FOLDER_PREFIX: &str = "gptoss-jit-compile-";
@@ -30,7 +30,7 @@ pub fn run(folder: &Path) -> io::Result<()> {
     let folder_of_job = folder.to_owned();
     // The parent would have removed it. Whoever still writes there is killed right afterwards.
     follow_parent(move || drop(fs::remove_dir_all(&folder_of_job)))?;
-    let job = Job::read(folder)?;
+    let job = CompileJob::read(folder)?;
     limit_resources(job.memory_bytes)?;
     let outcome = match super::named(&job.toolchain.name) {
         Some(compiler) => compiler.compile(&job),

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use super::value::{Array, Value};
 use super::{Gguf, GgufError};
 use crate::checkpoint::assembly::{self, assemble};
-use crate::checkpoint::{Checkpoint, CheckpointError, Origin, TokenizerSource};
+use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
 use crate::family::check::EMBEDDING;
 use crate::family::known::usable;
@@ -41,7 +41,7 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
         config,
         tensors,
         findings: Vec::new(),
-        origin: Origin { tokenizer, chat_template, ..Origin::default() },
+        origin: CheckpointOrigin { tokenizer, chat_template, ..CheckpointOrigin::default() },
     })
 }
 
@@ -79,7 +79,7 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
         let of_number = family.numbers.iter().find(|number| number.name == name).and_then(|number| number.gguf.last());
         own.missing(of_dim.or(of_number).map_or(name, String::as_str)).into()
     };
-    let config = ModelConfig::of(family, dim, number, missing)?;
+    let config = ModelConfig::from_values(family, dim, number, missing)?;
     config.check()?;
     check_constants(&own, &config)?;
     Ok(config)
@@ -165,7 +165,7 @@ impl GgufTokenizer {
     ///
     /// # Errors
     /// [`GgufError::MissingKey`] and [`GgufError::Key`].
-    pub fn of(file: &Gguf) -> Result<Self, GgufError> {
+    pub fn from_gguf(file: &Gguf) -> Result<Self, GgufError> {
         tokenizer(file)?.ok_or_else(|| GgufError::MissingKey { key: "tokenizer.ggml.tokens".into() })
     }
 
@@ -233,7 +233,7 @@ impl Own<'_> {
         }
         let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
             let embedding = self.family.tensor(EMBEDDING).filter(|_| dim.name == "vocab_size");
-            let embedding = embedding.and_then(|(embedding, _)| match embedding.spelled(family::Format::Gguf) {
+            let embedding = embedding.and_then(|(embedding, _)| match embedding.spelled(family::NamingScheme::Gguf) {
                 Spelled::Same(name) => self.file.tensors.get(name),
                 Spelled::Stacked(_) | Spelled::Transposed(_) => None,
             });

@@ -14,8 +14,8 @@ use tables::{
 
 use super::layer::{self, Names, Statement};
 use super::{
-    Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Format, Forward, Number, Pairs, Rope, RopeScaling, Shape,
-    Spelled, Stack,
+    Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Forward, NamingScheme, Number, Pairs, Rope, RopeScaling,
+    Shape, Spelled, Stack,
 };
 use data::{Origin, Place, SourceFile};
 use expression::Expression;
@@ -309,11 +309,11 @@ impl File {
             None => Ok(Spelled::Same(name.clone())),
             Some(spelled) => self.spelled(name, spelled, shape.len(), stack.as_ref()),
         };
-        let [openai, hf, gguf] = Format::ALL.map(spelled);
+        let [openai, hf, gguf] = NamingScheme::ALL.map(spelled);
         let spelled = [openai?, hf?, gguf?];
         let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
         let pairs = table.pairs.as_ref().map(|pairs| {
-            let names = match &spelled[Format::Gguf as usize] {
+            let names = match &spelled[NamingScheme::Gguf as usize] {
                 Spelled::Same(name) | Spelled::Transposed(name) => std::slice::from_ref(name),
                 Spelled::Stacked(names) => names,
             };
@@ -343,7 +343,7 @@ impl File {
                 return Err(self.wrong(name, name.get_ref(), "a name that no other tensor has", "it a second time"));
             }
         }
-        for format in Format::ALL {
+        for format in NamingScheme::ALL {
             let mut owners = HashMap::new();
             for (table, tensor) in tables.iter().zip(tensors) {
                 let names = match tensor.spelled(format) {
@@ -429,7 +429,9 @@ impl File {
 const MAX_LAYERS: i64 = 65_536;
 
 /// The formats in the order of [`FamilyTensor::spelled`].
-const _: () = assert!(Format::OpenAi as usize == 0 && Format::HuggingFace as usize == 1 && Format::Gguf as usize == 2);
+const _: () = assert!(
+    NamingScheme::OpenAi as usize == 0 && NamingScheme::HuggingFace as usize == 1 && NamingScheme::Gguf as usize == 2
+);
 
 #[cfg(test)]
 mod tests;

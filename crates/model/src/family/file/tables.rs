@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::family::{Cut, Format};
+use crate::family::{NamingScheme, Sharding};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -161,17 +161,17 @@ pub(super) struct TensorTable {
     pub(crate) stack: Option<Spanned<StackTable>>,
     pub(crate) pairs: Option<Spanned<PairsTable>>,
     #[serde(default)]
-    pub(crate) cut: Cut,
+    pub(crate) cut: Sharding,
     pub(crate) draw: Option<Spanned<DrawTable>>,
 }
 
 impl TensorTable {
     /// What the file says of its names in a format.
-    pub(crate) fn spelled(&self, format: Format) -> Option<&Spanned<SpelledTable>> {
+    pub(crate) fn spelled(&self, format: NamingScheme) -> Option<&Spanned<SpelledTable>> {
         match format {
-            Format::OpenAi => self.openai.as_ref(),
-            Format::HuggingFace => self.hf.as_ref(),
-            Format::Gguf => self.gguf.as_ref(),
+            NamingScheme::OpenAi => self.openai.as_ref(),
+            NamingScheme::HuggingFace => self.hf.as_ref(),
+            NamingScheme::Gguf => self.gguf.as_ref(),
         }
     }
 }

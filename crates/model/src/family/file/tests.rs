@@ -1,7 +1,7 @@
 //! What a family's file says, and what is wrong with some.
 
 use super::*;
-use crate::family::{Cut, scope};
+use crate::family::{Sharding, scope};
 use hint::Hint;
 
 /// A family of one tensor.
@@ -78,11 +78,11 @@ fn a_file_says_what_a_tensor_is_in_every_format() {
         pieces.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect()
     };
     assert_eq!(tensor.shape(&dims), [20, 6]);
-    assert_eq!(pieces(Format::OpenAi), named(&[("attn.qkv.weight", &[20, 6])]));
+    assert_eq!(pieces(NamingScheme::OpenAi), named(&[("attn.qkv.weight", &[20, 6])]));
     let heads: [(&str, &[usize]); 3] = [("q.weight", &[12, 6]), ("k.weight", &[4, 6]), ("v.weight", &[4, 6])];
-    assert_eq!(pieces(Format::HuggingFace), named(&heads));
-    assert_eq!(pieces(Format::Gguf), named(&[("qkv.weight", &[6, 20])]));
-    assert_eq!((tensor.cut, tensor.draw), (Cut::HeadRows, Draw::Around { centre: 1.0, reach: 0.5 }));
+    assert_eq!(pieces(NamingScheme::HuggingFace), named(&heads));
+    assert_eq!(pieces(NamingScheme::Gguf), named(&[("qkv.weight", &[6, 20])]));
+    assert_eq!((tensor.cut, tensor.draw), (Sharding::HeadRows, Draw::Around { centre: 1.0, reach: 0.5 }));
 }
 
 #[test]

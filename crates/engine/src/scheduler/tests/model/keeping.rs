@@ -21,7 +21,7 @@ fn a_conversation_that_goes_on_computes_what_is_new_of_it() {
     }
     assert!(cached.is_sorted() && cached[0] >= 192, "{cached:?}");
     // The same prompt again, and with another salt.
-    let Asked { prompt, .. } = &run.asked[&run.order[4]];
+    let TestRequest { prompt, .. } = &run.asked[&run.order[4]];
     let prompt = prompt.clone();
     for (salt, expected) in [(5, (prompt.len() - 1) / 64 * 64), (6, 0)] {
         let before = run.scheduler.figures().prefix_hit_tokens;

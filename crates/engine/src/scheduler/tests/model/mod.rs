@@ -153,7 +153,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
 }
 
 /// A request and what came of it.
-struct Asked {
+struct TestRequest {
     prompt: Vec<u32>,
     sampling: Sampling,
     max_new_tokens: usize,
@@ -172,7 +172,7 @@ struct Run {
     forbids: bool,
     capacity_tokens: usize,
     window: usize,
-    asked: HashMap<RequestId, Asked>,
+    asked: HashMap<RequestId, TestRequest>,
     order: Vec<RequestId>,
     n_steps: usize,
     n_rows: usize,
@@ -224,7 +224,7 @@ impl Run {
             }
             Act::Continue { of, more } => {
                 let Some(id) = id_of(&self.order, of) else { return };
-                let Asked { prompt, told, salt, .. } = &self.asked[&id];
+                let TestRequest { prompt, told, salt, .. } = &self.asked[&id];
                 let (prompt, salt) = ([&prompt[..], told, &vec![3; more]].concat(), *salt);
                 self.submit(prompt, 40, 0, salt);
             }
@@ -249,7 +249,7 @@ impl Run {
             Request { cache_salt: salt, ..Request::new(prompt.clone(), max_new_tokens, vec![STOP], sampling) };
         let id = self.scheduler.submit(request);
         self.order.push(id);
-        self.asked.insert(id, Asked { prompt, sampling, max_new_tokens, salt, told: Vec::new(), reason: None });
+        self.asked.insert(id, TestRequest { prompt, sampling, max_new_tokens, salt, told: Vec::new(), reason: None });
     }
 
     fn step(&mut self) {

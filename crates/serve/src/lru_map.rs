@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct LruLimits {
     pub(crate) max_entries: usize,
     /// Bytes of all entries, as their owner counts them.
     pub max_bytes: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Limits {
 }
 
 #[cfg(test)]
-impl Limits {
+impl LruLimits {
     /// More than a test fills.
     pub(crate) fn for_tests() -> Self {
         Self { max_entries: 100, max_bytes: 1 << 20, max_age: Duration::from_secs(3600) }
@@ -23,24 +23,24 @@ impl Limits {
 }
 
 #[derive(Debug)]
-pub(crate) struct Bounded<K, V> {
-    limits: Limits,
-    entries: HashMap<K, Entry<V>>,
+pub(crate) struct LruMap<K, V> {
+    limits: LruLimits,
+    entries: HashMap<K, LruEntry<V>>,
     by_last_use: BTreeMap<u64, K>,
     n_uses: u64,
     n_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Entry<V> {
+struct LruEntry<V> {
     value: V,
     bytes: usize,
     last_use: u64,
     used_at: Instant,
 }
 
-impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
-    pub(crate) fn new(limits: Limits) -> Self {
+impl<K: Hash + Eq + Clone, V> LruMap<K, V> {
+    pub(crate) fn new(limits: LruLimits) -> Self {
         Self { limits, entries: HashMap::new(), by_last_use: BTreeMap::new(), n_uses: 0, n_bytes: 0 }
     }
 
@@ -53,7 +53,7 @@ impl<K: Hash + Eq + Clone, V> Bounded<K, V> {
         self.n_uses += 1;
         self.n_bytes += bytes;
         self.by_last_use.insert(self.n_uses, key.clone());
-        self.entries.insert(key, Entry { value, bytes, last_use: self.n_uses, used_at: Instant::now() });
+        self.entries.insert(key, LruEntry { value, bytes, last_use: self.n_uses, used_at: Instant::now() });
         self.forget();
     }
 
@@ -103,7 +103,7 @@ mod tests {
 
     #[test]
     fn what_was_not_used_for_longest_goes_first() {
-        let mut map = Bounded::new(Limits { max_entries: 2, ..Limits::for_tests() });
+        let mut map = LruMap::new(LruLimits { max_entries: 2, ..LruLimits::for_tests() });
         map.insert("a", 1, 0);
         map.insert("b", 2, 0);
         assert_eq!(map.get("a"), Some(&1));
@@ -115,7 +115,7 @@ mod tests {
 
     #[test]
     fn bytes_are_those_of_what_is_there() {
-        let mut map = Bounded::new(Limits { max_bytes: 10, ..Limits::for_tests() });
+        let mut map = LruMap::new(LruLimits { max_bytes: 10, ..LruLimits::for_tests() });
         map.insert("a", 1, 6);
         map.insert("a", 2, 4);
         map.insert("b", 3, 6);
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn what_is_old_is_gone() {
-        let mut map = Bounded::new(Limits { max_age: Duration::ZERO, ..Limits::for_tests() });
+        let mut map = LruMap::new(LruLimits { max_age: Duration::ZERO, ..LruLimits::for_tests() });
         map.insert("a", 1, 0);
         std::thread::sleep(Duration::from_millis(2));
         assert!(map.get("a").is_none());

@@ -7,15 +7,15 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::source::Format;
+use super::source::PromptFormat;
 use chat::chat_format::ChatFormatError;
-use chat::{Part as ChatPart, Reasoning, Turn};
+use chat::{MessagePart, Reasoning, Turn};
 use engine::PromptError;
 use engine::scheduler::{SamplingWishes, Wish};
 use hint::Hint;
 
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RequestLine {
     /// What the line calls itself: `id`, or `custom_id`.
     pub(crate) id: Option<Value>,
     pub(crate) prompt: Prompt,
@@ -154,23 +154,23 @@ pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
     line.remove("custom_id").or_else(|| line.remove("id"))
 }
 
-impl Asked {
+impl RequestLine {
     /// Understands a line.
     ///
     /// # Errors
-    /// [`LineError`]; a line of [`Format::Counted`] and [`Format::Lines`] is always understood.
-    pub(crate) fn parse(format: Format, line: Vec<u8>) -> Result<Self, LineError> {
+    /// [`LineError`]; a line of [`PromptFormat::Counted`] and [`PromptFormat::Lines`] is always understood.
+    pub(crate) fn parse(format: PromptFormat, line: Vec<u8>) -> Result<Self, LineError> {
         match format {
-            Format::Counted | Format::Lines => {
+            PromptFormat::Counted | PromptFormat::Lines => {
                 let wishes = Wishes::default();
                 Ok(Self { id: None, prompt: Prompt::Text(line), wishes, model: None })
             }
-            Format::Jsonl => {
+            PromptFormat::Jsonl => {
                 let mut fields = Fields::read(&line)?;
                 let id = fields.take("id")?;
                 Self::from_fields(fields, id)
             }
-            Format::Batch => Self::from_batch(&line),
+            PromptFormat::Batch => Self::from_batch(&line),
         }
     }
 
@@ -331,11 +331,11 @@ enum Content {
     #[default]
     Nothing,
     Text(String),
-    Parts(Vec<Part>),
+    Parts(Vec<ContentPart>),
 }
 
 #[derive(Deserialize)]
-struct Part {
+struct ContentPart {
     #[serde(rename = "type")]
     kind: String,
     #[serde(default)]
@@ -373,7 +373,7 @@ fn message(value: Value) -> Result<Turn, String> {
         "system" => Ok(Turn::System(text)),
         "developer" => Ok(Turn::Developer(text)),
         "user" => Ok(Turn::User(text)),
-        "assistant" => Ok(Turn::Assistant(ChatPart::answer(text).into())),
+        "assistant" => Ok(Turn::Assistant(MessagePart::answer(text).into())),
         other => Err(format!("role `{other}` is none of system, developer, user and assistant")),
     }
 }
