@@ -20,7 +20,7 @@ const MAX_LINES: usize = 500;
 const KERNEL_TEXT: [&str; 3] = [
     "crates/kernel/src/object/compile/hiprtc.rs",
     "crates/kernel/src/object/compile/nvrtc.rs",
-    "crates/kernel/src/template/render.rs",
+    "crates/kernel/src/template/head.rs",
 ];
 
 /// A Rust file of ours.

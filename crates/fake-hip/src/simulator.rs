@@ -48,8 +48,11 @@ impl Simulator {
         let origin = self.compiled.objects.get(object).ok_or("the object is not in the cache")?;
         let text = fs::read_to_string(origin.join("source")).map_err(|error| error.to_string())?;
         let [facts] = said.kernels.as_slice() else { return Err("not one kernel".to_owned()) };
+        // Between the first line, which has the sizes, and the rest the simulator's text stands.
+        let (sizes, body) = text.split_once('\n').unwrap_or_default();
         let abi_of = |source: &str| {
-            let is_of_it = source.contains(text.trim_end()) && source.contains(shared_with_the_simulator());
+            let is_of_it = source.starts_with(sizes) && source.contains(body.trim_end());
+            let is_of_it = is_of_it && source.contains(shared_with_the_simulator());
             let (_, abi) = simulated(source).filter(|_| is_of_it)?;
             Some(abi.to_owned())
         };
@@ -95,8 +98,8 @@ fn simulated(source: &str) -> Option<(&str, &str)> {
 /// too: these would call what is not there.
 fn shared_with_the_simulator() -> &'static str {
     let text = include_str!("../../../templates/lib/hip/simulator.hip.j2");
-    let begin = text.find("struct Context {").expect("the simulator's text has it");
-    text[begin..].split_once("};").map_or("", |(shared, _)| shared)
+    let begin = text.find("struct Thread {").expect("the simulator's text has it");
+    text[begin..].split_once("  void (*fence)").map_or("", |(shared, _)| shared)
 }
 
 /// The folders of a cache: `v1/<two digits>/<digest>`.

@@ -28,9 +28,9 @@ const PLAIN: &str = "gfx1030";
 /// which have one precision, two chips of RDNA have a half each, and two of CDNA; of the others of one precision, whose
 /// types are only the bias's, rows go in turn to these. A template's combinations of types at its first shape are all
 /// run: on the two chips of its unit, or in the two sizes of waves. Tensors that lie in others' and used workspace,
-/// which no kernel asks the number of rows about, are tried at the fewest and the most rows; and, as none asks its types
-/// or parameters about them either, with all of these at the first shape, with the first of these at the others. All at
-/// once, by hand: `kernels check --arch sim:gfx1100`.
+/// which no kernel asks the number of rows about, are tried at the fewest and the most rows; and, as none asks its
+/// types or parameters about them either, with all of these at the first shape, with the first of these at the others.
+/// All at once, by hand: `kernels check --arch sim:gfx1100`.
 fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let half = Some(usize::from(["gfx1201", "gfx90a"].contains(&arch)));
     check_as(&Selection { half, is_thin: true, ..Selection::default() }, arch, wanted)

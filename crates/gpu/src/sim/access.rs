@@ -12,8 +12,8 @@ const MAX_LEN_BYTES: u32 = (1 << ALIGNMENT_SHIFT) - 1;
 const MAX_ALIGNMENT: u32 = (1 << (HOW_SHIFT - ALIGNMENT_SHIFT)) - 1;
 
 /// Called by the object before the running thread accesses memory. Does not return from an access that is wrong. Half
-/// of all accesses are of the two kinds that are looked for here: the others are elsewhere, so that these do not prepare
-/// for them.
+/// of all accesses are of the two kinds that are looked for here: the others are elsewhere, so that these do not
+/// prepare for them.
 pub(super) extern "C" fn access(context: *mut Context, begin: usize, what: u32, pc: usize) {
     let len_bytes = (what & MAX_LEN_BYTES) as usize;
     // SAFETY: the object passes on the context that `block::run` gave it, which lives as long as the block runs, as its

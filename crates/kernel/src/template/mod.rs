@@ -16,6 +16,7 @@ mod declaration;
 mod environment;
 mod formats;
 mod front_matter;
+mod head;
 pub mod launch;
 mod lib_header;
 pub mod library;

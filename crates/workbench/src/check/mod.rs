@@ -130,7 +130,8 @@ pub struct Selection {
     /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
     /// over workspace that was used before, too; and not both at once. At shapes behind the first one, only with the
     /// first types and parameters: of shape, types and such a launch any two meet, but not all three. With half of the
-    /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the rest.
+    /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the
+    /// rest.
     pub is_thin: bool,
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.

@@ -1,0 +1,128 @@
+//! Accesses against a judge that remembers all of them.
+
+use std::iter;
+use std::ptr;
+
+use super::*;
+
+const N_THREADS: usize = 8;
+const WAVE_SIZE: usize = 4;
+
+/// What orders threads, and what they did, all of it: nothing is forgotten and nothing stands for several.
+struct Run {
+    /// Threads of a block, behind each other.
+    threads: Vec<Thread>,
+    block_size: usize,
+    done: Vec<(usize, u64, u32, u32)>,
+}
+
+#[derive(Clone)]
+struct Thread {
+    time: u32,
+    floor: u32,
+    wave_floor: u32,
+    /// Of each thread, the accesses that come before this one's next.
+    knows: Vec<u64>,
+}
+
+impl Run {
+    fn new(block_size: usize) -> Self {
+        let thread = Thread { time: 1, floor: 0, wave_floor: 0, knows: vec![0; N_THREADS] };
+        Self { threads: vec![thread; N_THREADS], block_size, done: Vec::new() }
+    }
+
+    /// These threads meet; a block's floor is what all of it has behind it.
+    fn meet(&mut self, first: usize, n: usize) {
+        let threads = &mut self.threads[first..first + n];
+        let latest = threads.iter().map(|thread| thread.time).max().expect("some");
+        let all = |i: usize| threads.iter().map(|thread| thread.knows[i]).max().expect("some");
+        let knows: Vec<u64> = (0..N_THREADS).map(all).collect();
+        for thread in threads {
+            (thread.time, thread.wave_floor, thread.knows) = (latest + 1, latest, knows.clone());
+            if n == self.block_size {
+                thread.floor = latest;
+            }
+        }
+    }
+
+    /// Whether an access races, by all that was done before.
+    fn races(&mut self, thread: usize, mask: u32, how: u32) -> bool {
+        let knows = &self.threads[thread].knows;
+        let conflicts = |other: u32| match (how, other) {
+            (IS_WRITE, _) | (_, IS_WRITE) => true,
+            (one, other) => one != other, // one of them an atomic
+        };
+        let races = self.done.iter().any(|&(who, count, bytes, what)| {
+            bytes & mask != 0 && conflicts(what) && who != thread && count > knows[who]
+        });
+        let own = &mut self.threads[thread].knows[thread];
+        *own += 1;
+        self.done.push((thread, *own, mask, how));
+        races
+    }
+
+    /// The same by the stamps of a cell.
+    fn is_seen<const IS_LDS: bool>(&self, order: &Order, range: &Range, thread: usize, mask: u32, how: u32) -> bool {
+        let Thread { time, floor, wave_floor, .. } = self.threads[thread];
+        let (block, within) = ((thread / self.block_size) as u64, (thread % self.block_size) as u32);
+        let stamp = Stamp::new(block, within, time).0;
+        let context = ptr::null_mut();
+        let own = Own { context, stamp, floor, wave_floor, wave_size: WAVE_SIZE as u32, order };
+        let cell = range.cell(0);
+        let mut defined = own.defined::<IS_LDS>(cell);
+        let seen = own.touch_of::<IS_LDS>(range, 0, &mut defined, mask, how);
+        if how & IS_WRITE != 0 {
+            cell.defined.store(defined | mask, Ordering::Relaxed);
+        }
+        seen.is_some()
+    }
+}
+
+/// How many of so many runs of eight threads end with a race. Every access to a word is judged as by one who
+/// remembers everything: bytes, halves and words, read and written, or changed by atomics and written.
+fn judge<const IS_LDS: bool>(block_size: usize) -> usize {
+    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut below = |end: usize| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 33) as usize % end
+    };
+    let mut n_races = 0;
+    for run_number in 0..20_000 {
+        let (cell, order) = (cells(1), Order::new(block_size as u32));
+        let range = match IS_LDS {
+            true => Range::lds(0, 4, cell.as_ptr()),
+            false => Range::global(0, 4, cell.as_ptr(), 2, false),
+        };
+        let (mut run, mut told) = (Run::new(block_size), Vec::new());
+        let shared = if run_number % 2 == 0 { 0 } else { IS_WRITE | IS_ATOMIC };
+        for _ in 0..40 {
+            let thread = below(N_THREADS);
+            match below(10) {
+                0 => run.meet(thread / block_size * block_size, block_size),
+                1 => run.meet(thread / WAVE_SIZE * WAVE_SIZE, WAVE_SIZE),
+                _ => {
+                    let len = [1, 1, 2, 4][below(4)];
+                    let mask = ((1 << len) - 1) << (below(4 / len) * len);
+                    let how = if below(8) == 0 { IS_WRITE } else { shared };
+                    told.push((thread, mask, how));
+                    let seen = run.is_seen::<IS_LDS>(&order, &range, thread, mask, how);
+                    assert_eq!(seen, run.races(thread, mask, how), "run {run_number}: {told:?}");
+                    if seen {
+                        n_races += 1;
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    n_races
+}
+
+#[test]
+fn every_race_for_a_byte_is_seen_and_nothing_else() {
+    for n_races in iter::once(judge::<true>(8)).chain([4, 8].map(judge::<false>)) {
+        assert!((10_000..20_000).contains(&n_races), "{n_races} of 20,000 runs race");
+    }
+}
