@@ -23,7 +23,7 @@ struct Room {
 }
 
 impl Room {
-    /// With orders, as `fake_hip::orders` describes them.
+    /// With orders, as `orders` of the crate describes them.
     fn new(orders: &str) -> Self {
         let folder = tempfile::tempdir().expect("a temporary folder");
         fs::copy(library(), folder.path().join("libamdhip64.so")).expect("copied");
@@ -63,7 +63,7 @@ impl Room {
 
 /// The fake, which cargo built beside this test because the test depends on it.
 fn library() -> PathBuf {
-    let file = std::env::current_exe().expect("this program").with_file_name("libfake_hip.so");
+    let file = std::env::current_exe().expect("this program").with_file_name("libgptoss_jit_fake_hip.so");
     assert!(file.is_file(), "{} is not there", file.display());
     file
 }

@@ -24,7 +24,7 @@ pub const FAKE: &str = "hiprtc";
 
 pub fn options() -> CompilerOptions {
     let worker = PathBuf::from(env!("CARGO_BIN_EXE_gptoss-jit"));
-    let library = std::env::current_exe().unwrap().with_file_name("libfake_hip.so");
+    let library = std::env::current_exe().unwrap().with_file_name("libgptoss_jit_fake_hip.so");
     assert!(library.is_file(), "{} is not built", library.display());
     let hiprtc = Toolchain {
         name: FAKE.into(),
