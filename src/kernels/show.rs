@@ -393,7 +393,7 @@ mod tests {
         }
         for (set, why) in [
             (&[("tile_t", "33")][..], "tile_t = 33, expected one of"),
-            (&[("tile_t", "16"), ("waves_t", "4")], "a wave has whole tiles of 16 tokens"),
+            (&[("tile_t", "16"), ("waves_t", "4")], "a wave has whole tiles of 16 rows of x"),
         ] {
             let error = shown(&library, template, &target, set).expect_err("not legal").to_string();
             assert!(error.contains(why), "{error}");
