@@ -20,16 +20,14 @@ use crate::fixtures::program::shared_cache;
 use crate::fixtures::skipped;
 use crate::object::hiprtc;
 
-/// One arch of every instruction set that is promised, and which half of the kernels is compiled for it: half of a
-/// template's types at one precision, the others at the other one. Templates of two precisions need no matrix unit, and
-/// are the same text for all chips of a wave size: both halves are compiled in either size. (gfx950's text with mxfp4
-/// is its own, and one half of these is.) Those of a matrix unit have one precision, and are compiled whole for each
-/// chip.
-const CDNA: [(&str, usize); 3] = [("gfx90a", 0), ("gfx942", 1), ("gfx950", 0)];
-const RDNA: [(&str, usize); 3] = [("gfx1030", 0), ("gfx1100", 1), ("gfx1201", 0)];
+/// One arch of every instruction set that is promised. Templates of two precisions need no matrix unit, and are the same
+/// text for all chips of a wave size: each of the three compiles a third of their kernels. (gfx950's text with mxfp4 is
+/// its own, and a third of these is.) Those of a matrix unit have one precision, and are compiled whole for each chip.
+const CDNA: [&str; 3] = ["gfx90a", "gfx942", "gfx950"];
+const RDNA: [&str; 3] = ["gfx1030", "gfx1100", "gfx1201"];
 /// The others: gfx1151 has gfx1100's instructions (and scalar arithmetic besides), gfx1200 has all of gfx1201's. They
 /// take part where the variable is set, and no kernel is left out; `object/hiprtc.rs` compiles for them.
-const OTHER_ARCHS: [(&str, usize); 2] = [("gfx1151", 0), ("gfx1200", 1)];
+const OTHER_ARCHS: [&str; 2] = ["gfx1151", "gfx1200"];
 const OTHERS_TOO: &str = "GPTOSS_JIT_ALL_ARCHS";
 
 /// LLVM's tools; none, said aloud, where this one is missing.
@@ -136,15 +134,15 @@ fn llvm_and_amd_agree_on_the_time_of_a_matrix_operation() {
 
 // ---- the templates ----
 
-/// The kernels of all GPU templates that fit an arch, or half of them. None, said aloud, without hipRTC or LLVM.
-fn kernels(arch: &str, half: Option<usize>) -> Option<Vec<KernelCode>> {
+/// The kernels of all GPU templates that fit an arch, or a share of them. None, said aloud, without hipRTC or LLVM.
+fn kernels(arch: &str, share: Option<[usize; 2]>) -> Option<Vec<KernelCode>> {
     let llvm = llvm("llvm-objdump")?;
     hiprtc::compiler()?;
     let library = Library::from_layers(vec![Layer::built_in()]);
     let cache = Cache::open(shared_cache(), CacheLimits::default());
     let (store, target) = (Store::new(cache, hiprtc::options()), Target::gpu(arch).expect(arch));
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
-    let kernels = checker.codes(&Selection { half, ..Selection::default() }, &llvm);
+    let kernels = checker.codes(&Selection::default(), share, &llvm);
     assert!(!kernels.is_empty(), "{arch}: no template fits");
     Some(kernels)
 }
@@ -206,11 +204,11 @@ fn templates_become_the_instructions_that_they_are_made_for_on_rdna() {
     }
 }
 
-fn become_their_instructions(archs: &[(&str, usize)]) {
+fn become_their_instructions(archs: &[&str]) {
     let (mut wrong, mut n_matrix, mut converting) = (Vec::new(), 0, BTreeSet::new());
     let all = std::env::var_os(OTHERS_TOO).is_some();
-    for &(arch, half) in archs {
-        let Some(kernels) = kernels(arch, Some(half).filter(|_| !all)) else { return };
+    for (nth, &arch) in archs.iter().enumerate() {
+        let Some(kernels) = kernels(arch, Some([nth, archs.len()]).filter(|_| !all)) else { return };
         for kernel in &kernels {
             match &kernel.made {
                 Err(error) => wrong.push(format!("{}: {error}", name(arch, kernel))),
@@ -227,8 +225,8 @@ fn become_their_instructions(archs: &[(&str, usize)]) {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_matrix > 0, "no template uses a matrix unit");
-    let gfx950 = archs.iter().filter(|&&(arch, _)| arch == "gfx950");
-    let expected = gfx950.flat_map(|&(arch, _)| ["moe_mlp1", "moe_mlp2"].map(|op| (arch, op.to_owned())));
+    let gfx950 = archs.iter().filter(|&&arch| arch == "gfx950");
+    let expected = gfx950.flat_map(|&arch| ["moe_mlp1", "moe_mlp2"].map(|op| (arch, op.to_owned())));
     assert_eq!(converting, expected.collect(), "the experts, where there is the instruction");
 }
 
@@ -250,7 +248,7 @@ fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
         let target = Target::gpu(arch).expect(arch);
         let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
         let selection = Selection { op: vec![op.into()], variant: vec![variant.into()], ..Selection::default() };
-        let kernel = checker.codes(&selection, &llvm).into_iter().next().expect("it fits");
+        let kernel = checker.codes(&selection, None, &llvm).into_iter().next().expect("it fits");
         let (rendered, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         let ours = Request::new(rendered, &target);
         let theirs = Request { source: format!("{}{ANOTHER_WORD}", ours.source), ..ours };

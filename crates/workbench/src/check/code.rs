@@ -37,27 +37,29 @@ pub enum CodeError {
 }
 
 impl Checker<'_> {
-    /// Compiles and disassembles kernels of the selected templates, for a GPU. With half of the cases, a template of
-    /// two precisions has each choice of types at one of them.
-    pub fn codes(&self, selection: &Selection, llvm: &Llvm) -> Vec<KernelCode> {
+    /// Compiles and disassembles kernels of the selected templates, for a GPU; with a share `[nth, of]`, of a template
+    /// of two precisions only the nth of so many parts of its cases, in turn, and at least one.
+    pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>, llvm: &Llvm) -> Vec<KernelCode> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {
             let precisions: Vec<Precision> = template.precisions().collect();
-            let half = selection.half.filter(|_| precisions.len() > 1);
-            for (n, &precision) in precisions.iter().enumerate() {
-                let mut trials = largest(trial::trials(template, precision, self.target, &Selection::default()));
-                if let Some(half) = half.filter(|_| trials.len() > 1) {
-                    trials = trials.into_iter().skip((half + n) % 2).step_by(2).collect();
-                }
-                for trial in trials {
-                    codes.push(KernelCode {
-                        op: template.ops.join("+"),
-                        variant: template.variant.clone(),
-                        precision,
-                        case: trial.to_string(),
-                        made: self.code(template, &trial, llvm),
-                    });
-                }
+            let of_precision = |&precision: &Precision| {
+                let trials = largest(trial::trials(template, precision, self.target, &Selection::default()));
+                trials.into_iter().map(move |trial| (precision, trial))
+            };
+            let mut all: Vec<(Precision, Trial)> = precisions.iter().flat_map(of_precision).collect();
+            if let Some([nth, of]) = share.filter(|_| precisions.len() > 1) {
+                let of = of.min(all.len().max(1));
+                all = all.into_iter().skip(nth % of).step_by(of).collect();
+            }
+            for (precision, trial) in all {
+                codes.push(KernelCode {
+                    op: template.ops.join("+"),
+                    variant: template.variant.clone(),
+                    precision,
+                    case: trial.to_string(),
+                    made: self.code(template, &trial, llvm),
+                });
             }
         }
         codes

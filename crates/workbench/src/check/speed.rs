@@ -46,7 +46,7 @@ impl Checker<'_> {
     ) -> Vec<KernelSpeed> {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
-        let predicted = self.codes(selection, llvm).into_iter().map(|kernel| {
+        let predicted = self.codes(selection, None, llvm).into_iter().map(|kernel| {
             let KernelCode { op, variant, precision, case, made } = kernel;
             let loops = made.and_then(|(_, code)| Ok(hot_loops(&code, llvm, machine)?));
             KernelSpeed { op, variant, precision, case, loops }
