@@ -87,6 +87,12 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     if args.model.is_built_in() {
         return Err(UsageError("name a checkpoint and the file to write, or a `--shape` and the file".into()).into());
     }
+    if args.model.quantize.is_some() {
+        return Err(UsageError(
+            "a `.bin` file has no place for blocks: leave `--quantize` out, and give it to `run`".into(),
+        )
+        .into());
+    }
     if !args.force && args.out.symlink_metadata().is_ok() {
         return Err(ExportError::Exists).with_context(could_not);
     }

@@ -3,6 +3,7 @@
 mod device;
 mod kv;
 mod model;
+mod quantize;
 mod room;
 pub(crate) mod shapes;
 pub(crate) mod source;
@@ -11,4 +12,5 @@ pub(crate) mod tokenizer;
 pub(crate) use device::{DeviceArgs, kernel_counts, precision_for};
 pub(crate) use kv::{KvArgs, Speculate};
 pub(crate) use model::ModelArgs;
+pub(crate) use quantize::QuantizeArgs;
 pub(crate) use room::Room;

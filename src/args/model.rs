@@ -8,6 +8,7 @@ use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
 use model::tokenizer::Tokenizer;
 
+use super::quantize::QuantizeArgs;
 use super::shapes::ShapeArgs;
 use super::tokenizer::TokenizerArgs;
 use crate::hub;
@@ -31,6 +32,9 @@ pub(crate) struct ModelArgs {
 
     #[command(flatten)]
     pub(crate) shape: ShapeArgs,
+
+    #[command(flatten)]
+    pub(crate) quantize: QuantizeArgs,
 }
 
 impl ModelArgs {
@@ -48,11 +52,14 @@ impl ModelArgs {
 
     /// The checkpoint, without a word.
     pub(crate) fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
-        match (&self.model, self.shape.checkpoint()) {
-            (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
-            (None, Some(random)) => Ok(random?),
-            (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
-        }
+        let checkpoint = match (&self.model, self.shape.checkpoint()) {
+            (Some(model), _) => Checkpoint::open(&hub::locate(model)?, self.layout)?,
+            (None, Some(random)) => random?,
+            (None, None) => {
+                Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
+            }
+        };
+        Ok(self.quantize.applied(checkpoint))
     }
 
     pub(crate) fn name(&self) -> String {

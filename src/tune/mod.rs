@@ -23,6 +23,7 @@ use std::time::{Duration, Instant};
 use super::output::Output;
 use super::output_file::OutputFile;
 use super::usage::UsageError;
+use crate::args::QuantizeArgs;
 use crate::args::source::SourceArgs;
 use all::All;
 use engine::device::Device;
@@ -116,6 +117,9 @@ pub(super) struct JobArgs {
     /// Element types other than the model's
     #[arg(long, value_delimiter = ',', value_name = "NAME=TYPE,…", value_parser = dtype)]
     dtype: Vec<(String, Dtype)>,
+
+    #[command(flatten)]
+    quantize: QuantizeArgs,
 
     /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]

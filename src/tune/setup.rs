@@ -318,7 +318,7 @@ impl JobArgs {
                 Checkpoint::random(config, encoding, SEED)?
             }
         };
-        Ok(precision_for(&checkpoint, self.precision))
+        Ok(precision_for(&self.quantize.applied(checkpoint), self.precision))
     }
 
     /// All problems of the model.

@@ -400,7 +400,7 @@ impl Layer {
     }
 }
 
-/// Reads the files of a folder, as `prefix/file`; of `lib`, those of its folders too.
+/// Reads the files of a folder, as `prefix/file`; below `lib`, those of all folders.
 fn read_into(
     files: &mut BTreeMap<String, Result<String, Arc<io::Error>>>,
     prefix: &str,
@@ -408,7 +408,7 @@ fn read_into(
 ) -> Result<(), LibraryError> {
     for (name, path) in entries(folder)?.into_iter().filter(|(name, _)| !name.starts_with('.')) {
         let full = format!("{prefix}/{name}");
-        if prefix == "lib" && path.is_dir() {
+        if prefix.split('/').next() == Some("lib") && path.is_dir() {
             read_into(files, &full, &path)?;
         } else if name.ends_with(".j2") || name.ends_with(".toml") {
             files.insert(full, mapped_file::read_to_string(&path, MAX_FILE_BYTES).map_err(Arc::new));

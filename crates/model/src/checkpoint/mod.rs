@@ -23,6 +23,7 @@ pub(crate) mod folder;
 pub mod gguf;
 pub(crate) mod inventory;
 pub mod layout;
+pub mod quantized;
 pub mod random;
 pub(crate) mod rearranged;
 pub(crate) mod safetensors;
@@ -50,6 +51,7 @@ use gguf::GgufError;
 use gguf::model::GgufTokenizer;
 use inventory::Mismatches;
 use layout::{Layout, LayoutFinding};
+use quantized::{Quantization, Quantized};
 use random::RandomNumbers;
 use rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use safetensors::SafetensorsError;
@@ -119,6 +121,8 @@ pub enum Elements {
     Random(RandomNumbers),
     /// A part of another tensor, made where it is used.
     Slice(Slice),
+    /// The codes or the scales of another tensor, made where they are used.
+    Quantized(Quantized),
 }
 
 /// Why a checkpoint could not be read.
@@ -211,6 +215,9 @@ pub enum CheckpointError {
     /// The files' tensors are not those of the model.
     #[error(transparent)]
     Tensors(#[from] Mismatches),
+    /// A number that no quantised one is near.
+    #[error("could not quantise `{name}`: row {row} has a number that {to} cannot hold")]
+    NotQuantized { name: String, row: usize, to: Dtype },
     /// The weights do not fit into memory.
     #[error("could not allocate {len_bytes} bytes for `{name}`")]
     OutOfMemory { name: String, len_bytes: u64 },
@@ -243,6 +250,7 @@ impl Hint for CheckpointError {
             Self::OutOfMemory { .. } => {
                 Some("only what a file does not have as it is needed takes memory: export it once to `.bin`".into())
             }
+            Self::NotQuantized { .. } => Some("leave `--quantize` out, and see what `inspect --verify` says".into()),
             Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
                 Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())
             }
@@ -371,6 +379,18 @@ impl Checkpoint {
         let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
         Self { tensors, ..self.clone() }
     }
+
+    /// The same model with those of its matrices quantised that are numbers now and that its family does not want
+    /// exact; experts' are left as they are. They are made where they are used, from what the file has.
+    pub fn quantized(&self, to: Quantization) -> Self {
+        let is_exact = |tensor: &Tensor| match self.config.family.tensor(&tensor.name) {
+            Some((of_family, _)) => of_family.is_expert || of_family.is_exact || !tensor.name.ends_with("weight"),
+            None => true,
+        };
+        let quantized = |tensor: &Tensor| if is_exact(tensor) { vec![tensor.clone()] } else { tensor.quantized(to) };
+        let tensors = self.tensors.values().flat_map(quantized).map(|tensor| (tensor.name.clone(), tensor)).collect();
+        Self { tensors, ..self.clone() }
+    }
 }
 
 impl Tensor {
@@ -410,28 +430,32 @@ impl Tensor {
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.elements {
             Elements::Bytes(bytes) => Some(bytes),
-            Elements::Rearranged(_) | Elements::Random(_) | Elements::Slice(_) => None,
+            Elements::Rearranged(_) | Elements::Random(_) | Elements::Slice(_) | Elements::Quantized(_) => None,
         }
     }
 
     /// The elements: where they lie, or made in memory of their own. `None` for random ones, which only devices make.
     ///
     /// # Errors
-    /// [`CheckpointError::OutOfMemory`].
+    /// [`CheckpointError::OutOfMemory`], [`CheckpointError::NotQuantized`].
     pub fn read(&self) -> Result<Option<Bytes>, CheckpointError> {
         match &self.elements {
             Elements::Bytes(bytes) => Ok(Some(bytes.clone())),
             Elements::Rearranged(rearranged) => self.make(rearranged).map(Some),
             Elements::Random(_) => Ok(None),
-            Elements::Slice(slice) => self.cut(slice).map(Some),
+            Elements::Slice(slice) => self.made(slice.len_bytes(), |to| slice.write_to(to)).map(Some),
+            Elements::Quantized(part) => self.made(part.len_bytes(), |to| part.write_to(to)).map(Some),
         }
     }
 
-    /// Makes what is a part of another tensor.
-    fn cut(&self, slice: &Slice) -> Result<Bytes, CheckpointError> {
+    /// Makes what is of another tensor.
+    fn made(
+        &self,
+        len_bytes: usize,
+        write: impl FnOnce(&mut [u8]) -> Result<(), CheckpointError>,
+    ) -> Result<Bytes, CheckpointError> {
         let mut result = Ok(());
-        let len_bytes = slice.len_bytes();
-        let made = mapped_file::filled(len_bytes, |bytes| result = slice.write_to(bytes));
+        let made = mapped_file::filled(len_bytes, |bytes| result = write(bytes));
         result?;
         made.map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
     }
@@ -463,6 +487,7 @@ impl Tensor {
             Elements::Rearranged(rearranged) => Elements::Rearranged(rearranged.with_dtype(dtype)),
             Elements::Random(numbers) => Elements::Random(*numbers),
             Elements::Slice(slice) => Elements::Slice(slice.with_whole(slice.whole().with_dtype(dtype))),
+            Elements::Quantized(_) => unreachable!("codes and scales are no such numbers"),
         };
         Self { dtype, elements, ..self.clone() }
     }
@@ -479,7 +504,7 @@ impl Tensor {
                 self.dtype == Dtype::F32 && rearranged.stored().any(|number| number != Number::F32)
             }
             Elements::Slice(slice) => slice.whole().is_widened(),
-            Elements::Bytes(_) | Elements::Random(_) => false,
+            Elements::Bytes(_) | Elements::Random(_) | Elements::Quantized(_) => false,
         }
     }
 }

@@ -208,6 +208,35 @@ impl Rearranged {
         }
     }
 
+    /// Makes one of its rows.
+    ///
+    /// # Panics
+    /// If its matrices are turned, or `to` has not the length of a row.
+    pub(crate) fn write_row(&self, row: usize, to: &mut [u8]) {
+        let (piece, row) = match self.order {
+            ElementOrder::Concatenated => {
+                let (mut row, mut pieces) = (row, self.pieces.iter());
+                loop {
+                    let piece = pieces.next().expect("the row is one of the tensor's");
+                    let n_rows = piece.rows(self.row_len);
+                    if row < n_rows {
+                        break (piece, piece.stored_row(row));
+                    }
+                    row -= n_rows;
+                }
+            }
+            ElementOrder::Interleaved => (&self.pieces[row % self.pieces.len()], row / self.pieces.len()),
+            ElementOrder::Transposed { .. } => panic!("a row is a column of what is stored"),
+        };
+        let stored = piece.step.stored_bytes(self.row_len);
+        piece.step.run(&piece.bytes[row * stored..][..stored], to);
+    }
+
+    /// Whether rows are made of rows, of so many elements.
+    pub(crate) fn has_rows_of(&self, row_len: usize) -> bool {
+        self.row_len == row_len && !matches!(self.order, ElementOrder::Transposed { .. })
+    }
+
     fn row_bytes(&self) -> usize {
         self.pieces[0].step.made_bytes(self.row_len)
     }

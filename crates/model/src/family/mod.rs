@@ -158,6 +158,8 @@ pub struct FamilyTensor {
     pub(crate) per_layer: bool,
     /// Whether it is a matrix of all experts, which may be quantised.
     pub is_expert: bool,
+    /// Whether it is left as it is where matrices are quantised.
+    pub(crate) is_exact: bool,
     /// Only where this holds: over dimensions, and the number of the `layer`.
     when: Option<Expression>,
     /// Elements of each dimension, outermost first.

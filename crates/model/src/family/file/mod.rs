@@ -326,13 +326,14 @@ impl File {
             }
         });
         let pairs = pairs.transpose()?;
-        let (per_layer, is_expert, cut) = (table.layer, table.experts, table.cut);
+        let (per_layer, is_expert, is_exact, cut) = (table.layer, table.experts, table.exact, table.cut);
         let when = table.when.as_ref().map(|when| match per_layer {
             true => self.condition_of_layer(when),
             false => self.expression(when.get_ref(), when),
         });
         let when = when.transpose()?;
-        Ok(FamilyTensor { name: name.clone(), per_layer, is_expert, when, shape, spelled, stack, pairs, cut, draw })
+        let name = name.clone();
+        Ok(FamilyTensor { name, per_layer, is_expert, is_exact, when, shape, spelled, stack, pairs, cut, draw })
     }
 
     /// Checks that no name stands for two tensors, neither here nor in any format.

@@ -153,6 +153,8 @@ pub(super) struct TensorTable {
     pub(crate) layer: bool,
     #[serde(default)]
     pub(crate) experts: bool,
+    #[serde(default)]
+    pub(crate) exact: bool,
     pub(crate) when: Option<Spanned<String>>,
     pub(crate) shape: Spanned<Vec<Spanned<String>>>,
     pub(crate) openai: Option<Spanned<SpelledTable>>,
