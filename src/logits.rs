@@ -95,7 +95,8 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
+/// Lines of ids.
+pub(crate) fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     let name = path.display();
     let text = std::fs::read_to_string(path).with_context(|| format!("could not read ids `{name}`"))?;
     let line = |(i, line): (usize, &str)| {

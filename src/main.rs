@@ -12,6 +12,7 @@ mod decode;
 mod devices;
 mod doctor;
 mod environment;
+mod eval;
 mod export;
 mod gpu_links;
 mod hub;
@@ -88,6 +89,7 @@ enum Command {
     Merge(Box<merge::Args>),
     Serve(Box<serve::Args>),
     Bench(bench::Args),
+    Eval(Box<eval::Args>),
     Logits(logits::Args),
     Inspect(inspect::Args),
     Export(export::Args),
@@ -169,6 +171,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Merge(args) => merge::run(&args, output),
         Command::Serve(args) => serve::run(*args, output),
         Command::Bench(args) => bench::run(args, output),
+        Command::Eval(args) => eval::run(*args, output),
         Command::Logits(args) => logits::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),
         Command::Export(args) => export::run(args, output),

@@ -1,7 +1,7 @@
 //! A file that a command leaves: whole or not at all, where what has its name can be replaced.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -78,12 +78,49 @@ impl OutputFile {
             }
         };
         let is_file = file.metadata().is_ok_and(|found| found.is_file());
-        let emptied = if is_file { file.set_len(0) } else { Ok(()) };
-        emptied.and_then(|()| write(&mut file)).with_context(|| {
+        emptied(&file).and_then(|()| write(&mut file)).with_context(|| {
             let lost = if is_file { ", and what it held is lost: its folder lets nobody replace it" } else { "" };
             could_not_write(contents, &path) + lost
         })
     }
+}
+
+/// The same for contents that no memory holds: written piece by piece, then put in their place.
+impl OutputFile {
+    /// Writes the next piece. A file that may not be replaced is emptied before the first.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        let file = match &mut self.place {
+            Place::New(new) => new.file(),
+            Place::There(file) => file,
+        };
+        let is_first = file.stream_position().is_ok_and(|at| at == 0);
+        let begun = if is_first { emptied(file) } else { Ok(()) };
+        begun.and_then(|()| file.write_all(bytes)).with_context(|| could_not_write(self.contents, &self.path))
+    }
+
+    /// Puts what was written in its place.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub(crate) fn finish(self) -> anyhow::Result<()> {
+        let Self { path, contents, place: Place::New(mut new) } = self else { return Ok(()) };
+        let copied = |mut written: File, error| {
+            let mut there = instead_of_replacing(&path, error)?;
+            written.rewind()?;
+            emptied(&there)?;
+            io::copy(&mut written, &mut there).map(drop)
+        };
+        let written = new.file().try_clone();
+        new.publish().or_else(|error| copied(written?, error)).with_context(|| could_not_write(contents, &path))
+    }
+}
+
+/// Empties what is a file.
+fn emptied(file: &File) -> io::Result<()> {
+    if file.metadata().is_ok_and(|found| found.is_file()) { file.set_len(0) } else { Ok(()) }
 }
 
 fn could_not_write(contents: &str, path: &Path) -> String {
@@ -112,8 +149,6 @@ fn instead_of_replacing(path: &Path, error: io::Error) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
     fn written(path: &Path, text: &str) {
@@ -136,6 +171,34 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left of it");
         written(&path, "new");
         assert_eq!(fs::read_to_string(&path).expect("there"), "new");
+    }
+
+    #[test]
+    fn contents_in_pieces_appear_when_the_last_is_there() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("out");
+        fs::write(&path, "longer than what comes").expect("written");
+        let mut file = OutputFile::create(&path, "words").expect("opened");
+        for piece in ["one", "two"] {
+            file.append(piece.as_bytes()).expect("written");
+            assert_eq!(fs::read_to_string(&path).expect("there"), "longer than what comes");
+        }
+        file.finish().expect("in place");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "onetwo");
+
+        let there = instead_of_replacing(&path, io::ErrorKind::ReadOnlyFilesystem.into()).expect("opened");
+        let mut file = OutputFile { path: path.clone(), contents: "words", place: Place::There(there) };
+        for piece in ["3", "4"] {
+            file.append(piece.as_bytes()).expect("written");
+        }
+        file.finish().expect("in place");
+        assert_eq!(fs::read_to_string(&path).expect("there"), "34");
+
+        let mut unfinished = OutputFile::create(&path, "words").expect("opened");
+        unfinished.append(b"half").expect("written");
+        drop(unfinished);
+        assert_eq!(fs::read_to_string(&path).expect("there"), "34");
+        assert_eq!(fs::read_dir(folder.path()).expect("listed").count(), 1, "nothing is left of it");
     }
 
     #[test]

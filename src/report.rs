@@ -7,6 +7,7 @@ use gpu::GpuError;
 
 use super::decode::DecodeError;
 use super::doctor::NotReady;
+use super::eval::against::{NotComparable, OtherVocabulary};
 use super::export::ExportError;
 use super::hub::NotInHub;
 use super::output::Output;
@@ -44,6 +45,7 @@ use serve::failing::EngineFailure;
 use serve::replay::ReplayError;
 use system::launcher::LauncherError;
 use workbench::bench::limits::LimitsError;
+use workbench::eval::windows::WindowsError;
 use workbench::isa::IsaError;
 use workbench::isa::llvm::LlvmError;
 use workbench::predict::PredictError;
@@ -85,7 +87,9 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<GpuError>,
         hint_of::<PeersError>,
         hint_of::<NotInHub>,
+        hint_of::<NotComparable>,
         hint_of::<NotMerged>,
+        hint_of::<OtherVocabulary>,
         hint_of::<BlueprintError>,
         hint_of::<ChatFormatError>,
         hint_of::<IsaError>,
@@ -111,6 +115,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<TokenizerError>,
         hint_of::<TooFewDevices>,
         hint_of::<TuningError>,
+        hint_of::<WindowsError>,
     ];
     hints.iter().find_map(|hint_of| hint_of(cause))
 }

@@ -41,6 +41,7 @@ use blueprint::ModelOptions;
 pub use error::EngineError;
 use exchange::{Exchange, ExchangeSizes};
 use extras::{Extra, Extras};
+pub use forced::Forced;
 use kernel::pipeline::Pipeline;
 use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;

@@ -1,8 +1,8 @@
-//! The tokens that end a sequence, from every place that says them.
+//! The tokens that begin and end a sequence, from every place that says them.
 
 use std::fs;
 
-use chat::chat_format::specials::Specials;
+use chat::chat_format::specials::{Specials, begin_of_texts};
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
 use model::tokenizer::Tokenizer;
@@ -146,4 +146,43 @@ fn a_text_ends_at_the_end_that_a_folder_says() {
     let (cut, reason) = ids(&ChatMl::with(None, &[end]));
     let first = whole.iter().position(|id| *id == end).expect("there");
     assert_eq!((&cut[..], reason.as_str()), (&whole[..=first], "stop"));
+}
+
+#[test]
+fn a_text_begins_with_a_token_where_the_checkpoint_says_so() {
+    let begin = |path: &str| {
+        let checkpoint = Checkpoint::open(path.as_ref(), Layout::Auto).expect("a checkpoint");
+        begin_of_texts(&checkpoint, &tokenizer()).expect("it says so")
+    };
+    let model = ChatMl::new("chatml");
+    let with = |adds: Value, post_processor: Value| {
+        let change = |name: &str, key: &str, value: Value| {
+            let path = model.folder.path().join(name);
+            let mut object: Value = serde_json::from_slice(&fs::read(&path).expect("there")).expect("JSON");
+            object[key] = value;
+            fs::write(path, object.to_string()).expect("written");
+        };
+        change("tokenizer_config.json", "add_bos_token", adds);
+        change("tokenizer.json", "post_processor", post_processor);
+        begin(model.path())
+    };
+    let template = json!({
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "<|im_start|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "special_tokens": {"<|im_start|>": {"id": "<|im_start|>", "ids": [321], "tokens": ["<|im_start|>"]}},
+    });
+    let bytes = json!({"type": "ByteLevel"});
+    let both = json!({"type": "Sequence", "processors": [bytes, template]});
+    assert_eq!(with(Value::Null, Value::Null), None);
+    assert_eq!(with(Value::Null, bytes), None);
+    assert_eq!(with(Value::Null, template.clone()), Some(321));
+    assert_eq!(with(Value::Null, both), Some(321));
+    assert_eq!(with(json!(false), template), None, "the configuration goes first");
+    assert_eq!(with(json!(true), Value::Null), Some(END_OF_TEXT), "its `bos_token`");
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let adds = |adds: bool| entry("tokenizer.ggml.add_bos_token", 7, &[u8::from(adds)]);
+    let of_gguf = |keys: &[Vec<u8>]| begin(&file(folder.path(), "model.gguf", &gguf(keys)));
+    assert_eq!([of_gguf(&[]), of_gguf(&[adds(false)])], [None, None]);
+    assert!(of_gguf(&[adds(true)]).is_some_and(|id| id > 255));
 }

@@ -3,6 +3,7 @@
 pub mod attention;
 pub mod bench;
 pub mod deadly_kernels;
+mod eval;
 pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;

@@ -66,6 +66,55 @@ const GGUF_ENDS: [&str; 3] =
 /// Where a folder of Hugging Face's says it: the first that does.
 const FOLDER_ENDS: [&str; 2] = ["generation_config.json", "config.json"];
 
+/// The ways of splitting text (`tokenizer.ggml.pre`) whose texts llama.cpp begins with that token where a GGUF file
+/// says nothing of it.
+const GGUF_BEGINS: [&str; 2] = ["llama-bpe", "tekken"];
+
+/// The token that a checkpoint's own tokenizer puts before every text, if it puts one there.
+///
+/// # Errors
+/// A file cannot be read, or says what cannot be.
+pub fn begin_of_texts(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<u32>, SpecialsError> {
+    let begin = match (&checkpoint.origin.tokenizer, checkpoint.origin.files.first()) {
+        (Some(TokenizerSource::Gguf(_)), Some(file)) => gguf_begin(file)?,
+        (Some(TokenizerSource::File(file)), _) => folder_begin(file, tokenizer)?,
+        _ => None,
+    };
+    Ok(begin.filter(|&id| (id as usize) < tokenizer.vocab_size()))
+}
+
+fn gguf_begin(path: &Path) -> Result<Option<u32>, SpecialsError> {
+    let Some(file) = Gguf::open(path)? else { return Ok(None) };
+    let begins = match (file.metadata.get("tokenizer.ggml.add_bos_token"), file.metadata.get("tokenizer.ggml.pre")) {
+        (Some(GgufValue::Bool(begins)), _) => *begins,
+        (_, Some(GgufValue::Text(pre))) => GGUF_BEGINS.contains(&pre.as_str()),
+        _ => false,
+    };
+    if begins { gguf_id(&file, path, "tokenizer.ggml.bos_token_id") } else { Ok(None) }
+}
+
+/// Of a folder with a `tokenizer.json`: `tokenizer_config.json` decides, then what is done after encoding.
+fn folder_begin(tokenizer_json: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>, SpecialsError> {
+    let path = tokenizer_json.with_file_name("tokenizer_config.json");
+    let object = json(&path)?.unwrap_or_default();
+    if object["add_bos_token"] == true {
+        let named = name(&path, "bos_token", &object["bos_token"])?;
+        let ids = named.and_then(|name| tokenizer.encode_with_specials(name.as_bytes()).ok());
+        return Ok(ids.filter(|ids| ids.len() == 1).map(|ids| ids[0]));
+    }
+    let is_json = tokenizer_json.extension().is_some_and(|extension| extension == "json");
+    if object["add_bos_token"] == false || !is_json {
+        return Ok(None);
+    }
+    let file = json(tokenizer_json)?.unwrap_or_default();
+    let of_sequence = file["post_processor"]["processors"].as_array().into_iter().flatten();
+    let template = of_sequence.chain([&file["post_processor"]]).find(|step| step["type"] == "TemplateProcessing");
+    let Some(template) = template else { return Ok(None) };
+    let Some(first) = template["single"][0]["SpecialToken"]["id"].as_str() else { return Ok(None) };
+    let found = ids(tokenizer_json, "post_processor.special_tokens.ids", &template["special_tokens"][first]["ids"])?;
+    Ok(found.first().copied())
+}
+
 impl Specials {
     /// Of a vocabulary alone: by the names of tokens.
     pub fn of_names(tokenizer: &Tokenizer) -> Self {
@@ -100,17 +149,7 @@ impl Specials {
 
     fn of_gguf(path: &Path, tokenizer: &Tokenizer) -> Result<Self, SpecialsError> {
         let Some(file) = Gguf::open(path)? else { return Ok(Self::of_names(tokenizer)) };
-        let id = |key: &'static str| match file.metadata.get(key) {
-            None => Ok(None),
-            Some(GgufValue::Unsigned(id)) => Ok(u32::try_from(*id).ok()),
-            Some(GgufValue::Signed(id)) => Ok(u32::try_from(*id).ok()), // -1 is none
-            Some(other) => Err(SpecialsError::Value {
-                path: path.to_owned(),
-                key,
-                found: other.to_string(),
-                expected: "the id of a token",
-            }),
-        };
+        let id = |key: &'static str| gguf_id(&file, path, key);
         let mut ends = Vec::new();
         for key in GGUF_ENDS {
             ends.extend(id(key)?.filter(|id| !ends.contains(id)));
@@ -138,6 +177,21 @@ impl Specials {
             specials.eos = name(&path, "eos_token", &object["eos_token"])?;
         }
         Ok(specials)
+    }
+}
+
+/// The token that a GGUF file has under a key.
+fn gguf_id(file: &Gguf, path: &Path, key: &'static str) -> Result<Option<u32>, SpecialsError> {
+    match file.metadata.get(key) {
+        None => Ok(None),
+        Some(GgufValue::Unsigned(id)) => Ok(u32::try_from(*id).ok()),
+        Some(GgufValue::Signed(id)) => Ok(u32::try_from(*id).ok()), // -1 is none
+        Some(other) => Err(SpecialsError::Value {
+            path: path.to_owned(),
+            key,
+            found: other.to_string(),
+            expected: "the id of a token",
+        }),
     }
 }
 
