@@ -52,14 +52,16 @@ impl ModelArgs {
 
     /// The checkpoint, without a word.
     pub(crate) fn checkpoint(&self) -> anyhow::Result<Checkpoint> {
-        let checkpoint = match (&self.model, self.shape.checkpoint()) {
-            (Some(model), _) => Checkpoint::open(&hub::locate(model)?, self.layout)?,
-            (None, Some(random)) => random?,
-            (None, None) => {
-                Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model")?
-            }
-        };
-        Ok(self.quantize.applied(checkpoint))
+        Ok(self.quantize.applied(self.unquantized()?))
+    }
+
+    /// The same, its matrices as they are.
+    pub(crate) fn unquantized(&self) -> anyhow::Result<Checkpoint> {
+        match (&self.model, self.shape.checkpoint()) {
+            (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
+            (None, Some(random)) => Ok(random?),
+            (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
+        }
     }
 
     pub(crate) fn name(&self) -> String {

@@ -7,8 +7,7 @@ use model::checkpoint::quantized::Quantization;
 /// What becomes of matrices.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct QuantizeArgs {
-    /// Quantise matrices as they are read: those of attention, the embedding and the vocabulary; not the experts', and
-    /// not what is in blocks already
+    /// Quantise matrices as they are read: those of attention, the embedding and the vocabulary, not the experts'
     #[arg(long, value_enum, default_value_t = Quantize::None, value_name = "FORMAT")]
     quantize: Quantize,
 }

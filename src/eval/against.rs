@@ -24,7 +24,7 @@ use workbench::eval::windows::Windows;
 #[derive(clap::Args, Debug)]
 pub(super) struct AgainstArgs {
     /// The base: a model, or a base file of `--write-base` or of llama.cpp. Both models are computed side by side and
-    /// compared without rounding. Of the base, `--precision`, `--stored-weights`, `--kv16`, `--kv32`, `--templates` and
+    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv16`, `--kv32`, `--templates` and
     /// `--tuning` say nothing [default: the same model, if one of the next two is given]
     #[arg(long, value_name = "MODEL|FILE")]
     against: Option<PathBuf>,
@@ -94,7 +94,7 @@ impl AgainstArgs {
                 [self.against_precision.map(|p| p.to_string()), self.against_device.as_ref().map(|d| d.to_string())];
             let ways: Vec<String> = ways.into_iter().flatten().collect();
             return Ok(match is_computed {
-                true => Against::Same(ways.join(", "), Box::new(args.model.checkpoint()?)),
+                true => Against::Same(ways.join(", "), Box::new(args.model.unquantized()?)),
                 false => Against::Nothing,
             });
         };

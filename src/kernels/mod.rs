@@ -18,7 +18,7 @@ use crate::args::source::TargetArgs;
 use kernel::target::Target;
 use kernel::template::Template;
 
-/// Lists kernel templates and shows their rendered source
+/// Lists kernel templates, shows their source, checks them, and says what runs where
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]

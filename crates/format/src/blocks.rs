@@ -2,7 +2,8 @@
 //!
 //! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
 //! filled to whole blocks, and beside them every parameter, one for each block. In GGUF files a block is its parameters
-//! in the same order, then its codes. What a code stands for is in [`crate::formats`].
+//! in the same order, then its codes. What a code stands for is in
+//! `crates/reference/src/formats.rs`.
 
 use super::Dtype;
 

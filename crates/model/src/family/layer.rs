@@ -7,7 +7,8 @@
 //! ```
 //!
 //! A name is what a statement before gave, or `x`, what the layer is given; a weight is the name of a tensor, or what
-//! the names of several begin with. What is made of it, with the contracts of the ops, is `graph/forward`'s affair.
+//! the names of several begin with. What is made of it, with the contracts of the ops, is the affair of
+//! `engine`'s `graph/forward`.
 
 use std::collections::BTreeSet;
 

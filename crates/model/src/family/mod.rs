@@ -3,8 +3,8 @@
 //! A file says what checkpoints of the family hold: the dimensions, their keys and ranges; what must be as expected or
 //! the checkpoint is refused; the tensors, how each format spells them, how they are shared out among devices, how
 //! random ones are drawn; the published models by name; and a layer of the forward pass as a list of ops ([`layer`]),
-//! of which `graph/forward.rs` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads everything
-//! that it knows of a tensor here. [`known`] are the families of this process.
+//! of which `engine`'s `graph/forward` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads
+//! everything that it knows of a tensor here. [`known`] are the families of this process.
 
 pub(crate) mod check;
 mod error;

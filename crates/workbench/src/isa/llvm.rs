@@ -63,10 +63,10 @@ pub enum LlvmError {
 impl Hint for LlvmError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::NotFound { .. } | Self::Start { .. } => Some(format!(
+            Self::NotFound { .. } | Self::Start { .. } | Self::Failed { .. } => Some(format!(
                 "`tests/fetch-llvm.sh {FETCHED}` fetches LLVM's tools (Debian); ${ROOT_VARIABLE} names a folder that has them"
             )),
-            Self::Time { .. } | Self::Failed { .. } => None,
+            Self::Time { .. } => None,
         }
     }
 }
