@@ -24,8 +24,8 @@ use workbench::eval::windows::Windows;
 #[derive(clap::Args, Debug)]
 pub(super) struct AgainstArgs {
     /// The base: a model, or a base file of `--write-base` or of llama.cpp. Both models are computed side by side and
-    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv16`, `--kv32`, `--templates` and
-    /// `--tuning` say nothing [default: the same model, if one of the next two is given]
+    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv16`, `--kv32`,
+    /// `--templates` and `--tuning` say nothing [default: the same model, if one of the next two is given]
     #[arg(long, value_name = "MODEL|FILE")]
     against: Option<PathBuf>,
 

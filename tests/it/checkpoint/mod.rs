@@ -7,6 +7,7 @@ pub mod hostile;
 pub mod kinds;
 pub mod mxfp4;
 pub mod odd_sizes;
+mod quantize;
 pub mod reading;
 mod smollm2;
 pub mod weights;

@@ -184,7 +184,7 @@ fn reference(numbers: &Numbers, ids: &[u32]) -> Vec<f64> {
     logits
 }
 
-fn logits(checkpoint: &Checkpoint, target: Target, driver: Arc<dyn Driver>, ids: &[u32]) -> Vec<f32> {
+pub fn logits(checkpoint: &Checkpoint, target: Target, driver: Arc<dyn Driver>, ids: &[u32]) -> Vec<f32> {
     let library = Library::load(&[]).expect("the built-in templates");
     let tables = TuningTables::load(&[]).expect("the built-in tables");
     let pipeline = Pipeline::new(library, tables, target, store(), driver).expect("tables that are right");
