@@ -20,9 +20,10 @@ use crate::fixtures::program::shared_cache;
 use crate::fixtures::skipped;
 use crate::object::hiprtc;
 
-/// One arch of every instruction set that is promised. Templates of two precisions need no matrix unit, and are the same
-/// text for all chips of a wave size: each of the three compiles a third of their kernels. (gfx950's text with mxfp4 is
-/// its own, and a third of these is.) Those of a matrix unit have one precision, and are compiled whole for each chip.
+/// One arch of every instruction set that is promised. Templates of two precisions need no matrix unit, and are the
+/// same text for all chips of a wave size: each of the three compiles a third of their kernels. (gfx950's text with
+/// mxfp4 is its own, and a third of these is.) Those of a matrix unit have one precision, and are compiled whole for
+/// each chip.
 const CDNA: [&str; 3] = ["gfx90a", "gfx942", "gfx950"];
 const RDNA: [&str; 3] = ["gfx1030", "gfx1100", "gfx1201"];
 /// The others: gfx1151 has gfx1100's instructions (and scalar arithmetic besides), gfx1200 has all of gfx1201's. They
