@@ -142,7 +142,7 @@ pub(super) fn stored_bytes(dtype: Dtype) -> usize {
     Layout::of(dtype).len_bytes
 }
 
-/// Whether the parameters in f16 of all of a file's blocks are numbers.
+/// Whether scales and offsets of all of a file's blocks are numbers.
 pub(super) fn are_finite(format: &BlockFormat, blocks: &[u8]) -> bool {
     let layout = Layout::of(format.dtype);
     let halves = format.parameters.iter().zip(layout.parameters).filter_map(|(parameter, source)| match source {
@@ -151,7 +151,8 @@ pub(super) fn are_finite(format: &BlockFormat, blocks: &[u8]) -> bool {
     });
     let halves: Vec<usize> = halves.collect();
     // All bits of the exponent are set: the upper five behind the sign.
-    let is_finite = |block: &[u8]| halves.iter().all(|at| block[at + 1] & 0x7c != 0x7c);
+    let has_numbers = |block: &[u8]| halves.iter().all(|at| block[at + 1] & 0x7c != 0x7c);
+    let is_finite = |block: &[u8]| has_numbers(block) && (format.dtype != Dtype::Mxfp4 || block[0] != 255);
     blocks.par_chunks(layout.len_bytes * 4096).all(|blocks| blocks.chunks_exact(layout.len_bytes).all(is_finite))
 }
 
@@ -319,6 +320,8 @@ mod tests {
 
     #[test]
     fn a_scale_or_an_offset_that_is_no_number_is_seen_in_every_type() {
+        let mxfp4 = Dtype::Mxfp4.format().expect("in blocks");
+        assert!(are_finite(mxfp4, &[254; 2 * 17]) && !are_finite(mxfp4, &[[254; 17], [255; 17]].concat()));
         for format in BlockFormat::all().iter().filter(|format| format.dtype != Dtype::Mxfp4) {
             let layout = Layout::of(format.dtype);
             let mut blocks = vec![0xfb; 3 * layout.len_bytes]; // as a half -65376
