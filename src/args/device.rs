@@ -43,8 +43,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
 
-    /// Keep weights in memory as the file has them: those in blocks (Q8_0, Q4_1) are not widened to bf16 or f32. Takes
-    /// less memory; few kernels read blocks yet, and these are slower
+    /// Keep weights in memory as the file has them: f16 and blocks (Q8_0, Q4_K, …) are not widened to bf16 or f32.
+    /// Takes less memory; few kernels read blocks yet, and these are slower
     #[arg(long)]
     pub(crate) stored_weights: bool,
 

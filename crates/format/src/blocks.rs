@@ -1,9 +1,9 @@
 //! Formats of numbers that share parameters block by block: a row for each.
 //!
 //! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
-//! filled to whole blocks, and beside them every parameter, one for each block. In GGUF files a block is its parameters
-//! in the same order, then its codes. What a code stands for is in
-//! `crates/reference/src/formats.rs`.
+//! filled to whole blocks, and beside them every parameter, one value for each block or for each part of one. Codes of
+//! fewer bits than a byte share bytes, the first in the lowest bits; bits of a code beyond those are a parameter, too.
+//! How files have blocks is the readers' matter; what a code stands for is the reference's.
 
 use super::Dtype;
 
@@ -18,26 +18,59 @@ pub struct BlockFormat {
     pub parameters: &'static [Parameter],
 }
 
-/// One value of every block.
+/// A value that neighbouring numbers of a row share.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// What takes the place of `weight` in the name of the tensor or argument.
+    /// What takes the place of `weight` in the name of the tensor or argument; one of [`Parameter::NAMES`].
     pub name: &'static str,
     pub dtype: Dtype,
+    /// How many numbers of a row share a value: a block's, or a part of these.
+    pub every: usize,
 }
 
-const fn parameter(name: &'static str, dtype: Dtype) -> Parameter {
-    Parameter { name, dtype }
+const fn scale(dtype: Dtype, every: usize) -> Parameter {
+    Parameter { name: "scale", dtype, every }
 }
 
-static FORMATS: [BlockFormat; 3] = [
-    BlockFormat { dtype: Dtype::Mxfp4, block: [1, 32], parameters: &[parameter("scale", Dtype::U8)] },
-    BlockFormat { dtype: Dtype::Q8_0, block: [1, 32], parameters: &[parameter("scale", Dtype::F16)] },
-    BlockFormat {
-        dtype: Dtype::Q4_1,
-        block: [1, 32],
-        parameters: &[parameter("scale", Dtype::F16), parameter("offset", Dtype::F16)],
-    },
+const fn offset(every: usize) -> Parameter {
+    Parameter { name: "offset", dtype: Dtype::F16, every }
+}
+
+/// The bits of so many codes that are not among the codes', the first code's lowest; together they fill a word.
+const fn high(every: usize) -> Parameter {
+    Parameter { name: "high", dtype: Dtype::U32, every }
+}
+
+/// A factor of the scale.
+const fn group_scale(every: usize) -> Parameter {
+    Parameter { name: "group_scale", dtype: Dtype::U8, every }
+}
+
+/// A factor of the offset.
+const fn group_offset(every: usize) -> Parameter {
+    Parameter { name: "group_offset", dtype: Dtype::U8, every }
+}
+
+/// A format whose blocks are so many numbers of a row.
+const fn row(dtype: Dtype, columns: usize, parameters: &'static [Parameter]) -> BlockFormat {
+    BlockFormat { dtype, block: [1, columns], parameters }
+}
+
+static FORMATS: [BlockFormat; 13] = [
+    row(Dtype::Mxfp4, 32, &[scale(Dtype::U8, 32)]),
+    row(Dtype::Q8_0, 32, &[scale(Dtype::F16, 32)]),
+    row(Dtype::Q4_1, 32, &[scale(Dtype::F16, 32), offset(32)]),
+    row(Dtype::Q4_0, 32, &[scale(Dtype::F16, 32)]),
+    row(Dtype::Q5_0, 32, &[scale(Dtype::F16, 32), high(32)]),
+    row(Dtype::Q5_1, 32, &[scale(Dtype::F16, 32), offset(32), high(32)]),
+    row(Dtype::Iq4Nl, 32, &[scale(Dtype::F16, 32)]),
+    row(Dtype::Q4K, 256, &[scale(Dtype::F16, 256), offset(256), group_scale(32), group_offset(32)]),
+    row(Dtype::Q5K, 256, &[scale(Dtype::F16, 256), offset(256), high(32), group_scale(32), group_offset(32)]),
+    row(Dtype::Q6K, 256, &[scale(Dtype::F16, 256), high(16), group_scale(16)]),
+    // The low half of a group's byte is the factor of the scale, the high half that of the offset.
+    row(Dtype::Q2K, 256, &[scale(Dtype::F16, 256), offset(256), group_scale(16)]),
+    row(Dtype::Q3K, 256, &[scale(Dtype::F16, 256), high(32), group_scale(16)]),
+    row(Dtype::Iq4Xs, 256, &[scale(Dtype::F16, 256), group_scale(32)]),
 ];
 
 /// One of the arrays that hold a tensor.
@@ -86,15 +119,10 @@ impl BlockFormat {
         self.block[0] * self.block[1]
     }
 
-    /// Bytes of a block, its parameters among them.
+    /// Bytes of a block in memory, its parameters among them.
     pub fn block_bytes(&self) -> usize {
-        let parameters = self.parameters.iter().map(|parameter| parameter.dtype.len_bytes(1));
-        self.dtype.len_bytes(self.block_len()) + parameters.sum::<usize>()
-    }
-
-    /// Where in a file's block a parameter begins; behind the last one are the codes.
-    pub fn offset_bytes(&self, parameter: usize) -> usize {
-        self.parameters[..parameter].iter().map(|parameter| parameter.dtype.len_bytes(1)).sum()
+        let values = |parameter: &Parameter| parameter.dtype.len_bytes(self.block[1] / parameter.every);
+        self.dtype.len_bytes(self.block_len()) + self.parameters.iter().map(values).sum::<usize>()
     }
 
     /// The parameter of that name.
@@ -107,8 +135,8 @@ impl BlockFormat {
         let [rows, columns] = self.block;
         let (&last, outer) = shape.split_last().expect("a tensor of blocks has axes");
         let of_codes = [outer, &[last.next_multiple_of(columns)]].concat();
-        let mut of_blocks = [outer, &[last.div_ceil(columns)]].concat();
-        if let Some(axis) = of_blocks.iter_mut().rev().nth(1) {
+        let mut outer_blocks = outer.to_vec();
+        if let Some(axis) = outer_blocks.last_mut() {
             *axis = axis.div_ceil(rows);
         } else {
             assert_eq!(rows, 1, "blocks of several rows need two axes");
@@ -116,7 +144,7 @@ impl BlockFormat {
         let parameter = |parameter: &Parameter| TensorPart {
             name: parameter.name_beside(name),
             dtype: parameter.dtype,
-            shape: of_blocks.clone(),
+            shape: [&outer_blocks[..], &[last.div_ceil(columns) * (columns / parameter.every)]].concat(),
         };
         let codes = TensorPart { name: name.to_owned(), dtype: self.dtype, shape: of_codes };
         [codes].into_iter().chain(self.parameters.iter().map(parameter)).collect()
@@ -124,6 +152,9 @@ impl BlockFormat {
 }
 
 impl Parameter {
+    /// What parameters are called, in the order in which kernels take those that a format has.
+    pub const NAMES: [&'static str; 5] = ["scale", "offset", "high", "group_scale", "group_offset"];
+
     /// What the parameter of a tensor or argument is called: `mlp.mlp1_scale` of `mlp.mlp1_weight`, `table_scale` of
     /// `table`.
     pub fn name_beside(&self, name: &str) -> String {
@@ -142,15 +173,29 @@ mod tests {
         parts.iter().map(|part| (part.name.as_str(), part.dtype, part.shape.as_slice())).collect()
     }
 
-    /// Bytes of a block are those of ggml's `block_mxfp4`, `block_q8_0` and `block_q4_1`.
+    /// Bytes of a block are those of ggml's, `block_mxfp4` and so on, but where factors of 6 bits have bytes here.
     #[test]
-    fn blocks_have_the_bytes_of_ggml() {
-        let bytes = [Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1].map(|dtype| {
+    fn blocks_have_the_bytes_of_ggml_and_those_of_unpacked_factors() {
+        let bytes = |dtype: Dtype| {
             let format = dtype.format().expect("in blocks");
-            (format.block_len(), format.block_bytes(), format.offset_bytes(format.parameters.len()))
-        });
-        assert_eq!(bytes, [(32, 17, 1), (32, 34, 2), (32, 20, 4)]);
+            (format.block_len(), format.block_bytes())
+        };
+        assert_eq!([Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1].map(bytes), [(32, 17), (32, 34), (32, 20)]);
+        assert_eq!([Dtype::Q4_0, Dtype::Q5_0, Dtype::Q5_1].map(bytes), [(32, 18), (32, 22), (32, 24)]);
+        assert_eq!([Dtype::Iq4Nl, Dtype::Q6K, Dtype::Q2K].map(bytes), [(32, 18), (256, 210), (256, 84)]);
+        assert_eq!([Dtype::Q4K, Dtype::Q5K].map(bytes), [(256, 144 + 4), (256, 176 + 4)]);
+        assert_eq!([Dtype::Q3K, Dtype::Iq4Xs].map(bytes), [(256, 110 + 4), (256, 136 + 2)]);
         assert!([Dtype::F32, Dtype::Bf16, Dtype::U8].iter().all(|dtype| dtype.format().is_none()));
+    }
+
+    #[test]
+    fn parameters_come_in_the_order_of_their_names_and_fill_their_words() {
+        for format in BlockFormat::all() {
+            let place = |parameter: &Parameter| Parameter::NAMES.iter().position(|name| *name == parameter.name);
+            let places: Vec<_> = format.parameters.iter().map(|one| place(one).expect(one.name)).collect();
+            assert!(places.is_sorted(), "{}", format.dtype);
+            assert!(format.parameters.iter().all(|one| format.block_len().is_multiple_of(one.every)));
+        }
     }
 
     #[test]
@@ -168,15 +213,25 @@ mod tests {
         assert_eq!(named(&parts), want);
         assert_eq!(named(&Dtype::Bf16.parts("table", &[7, 33])), [("table", Dtype::Bf16, &[7, 33][..])]);
         assert_eq!(Dtype::Q8_0.parts("table", &[7, 32])[1].name, "table_scale");
+        let parts = Dtype::Q5K.parts("weight", &[7, 300]);
+        let want: [(&str, Dtype, &[usize]); 6] = [
+            ("weight", Dtype::Q5K, &[7, 512]),
+            ("scale", Dtype::F16, &[7, 2]),
+            ("offset", Dtype::F16, &[7, 2]),
+            ("high", Dtype::U32, &[7, 16]),
+            ("group_scale", Dtype::U8, &[7, 16]),
+            ("group_offset", Dtype::U8, &[7, 16]),
+        ];
+        assert_eq!(named(&parts), want);
     }
 
     #[test]
     fn a_block_may_have_rows() {
         const FORMAT: BlockFormat =
-            BlockFormat { dtype: Dtype::U8, block: [128, 128], parameters: &[parameter("inverse_scale", Dtype::F32)] };
+            BlockFormat { dtype: Dtype::U8, block: [128, 128], parameters: &[scale(Dtype::F32, 128)] };
         let parts = FORMAT.parts("weight", &[2, 300, 200]);
         let want: [(&str, Dtype, &[usize]); 2] =
-            [("weight", Dtype::U8, &[2, 300, 256]), ("inverse_scale", Dtype::F32, &[2, 3, 2])];
+            [("weight", Dtype::U8, &[2, 300, 256]), ("scale", Dtype::F32, &[2, 3, 2])];
         assert_eq!(named(&parts), want);
     }
 }

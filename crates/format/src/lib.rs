@@ -33,12 +33,59 @@ pub enum Dtype {
     /// Unsigned 4-bit integer, two to a byte as of `Mxfp4`, to be multiplied by its block's scale; then the block's
     /// offset is added. The C type `q4_1` is that byte.
     Q4_1,
+    /// 4 bits as of `Q4_1`; less 8, to be multiplied by its block's scale.
+    Q4_0,
+    /// The low 4 of 5 bits; less 16, to be multiplied by its block's scale.
+    Q5_0,
+    /// The low 4 of 5 bits of a whole number, of which the rest is as of `Q4_1`.
+    Q5_1,
+    /// 4 bits that choose one of 16 levels from -127 to 113, to be multiplied by its block's scale.
+    #[serde(rename = "iq4_nl")]
+    Iq4Nl,
+    /// Unsigned 4-bit integer, to be multiplied by the scale of its 32, which is a multiple of the scale of 256; an
+    /// offset made likewise is subtracted.
+    #[serde(rename = "q4_k")]
+    Q4K,
+    /// The low 4 of 5 bits of a whole number, of which the rest is as of `Q4K`.
+    #[serde(rename = "q5_k")]
+    Q5K,
+    /// The low 4 of 6 bits; less 32, to be multiplied by the scale of its 16, a multiple of the scale of 256.
+    #[serde(rename = "q6_k")]
+    Q6K,
+    /// Unsigned 2-bit integer, four to a byte, the first in the lowest bits; scales and offsets of 16 as of `Q4K`.
+    #[serde(rename = "q2_k")]
+    Q2K,
+    /// The low 2 of 3 bits; less 4, to be multiplied by the scale of its 16, a multiple of the scale of 256.
+    #[serde(rename = "q3_k")]
+    Q3K,
+    /// A level as of `Iq4Nl`; the scale of its 32 is a multiple of the scale of 256.
+    #[serde(rename = "iq4_xs")]
+    Iq4Xs,
 }
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 9] =
-        [Self::F32, Self::Bf16, Self::F16, Self::U32, Self::I32, Self::U8, Self::Mxfp4, Self::Q8_0, Self::Q4_1];
+    pub const ALL: [Self; 19] = [
+        Self::F32,
+        Self::Bf16,
+        Self::F16,
+        Self::U32,
+        Self::I32,
+        Self::U8,
+        Self::Mxfp4,
+        Self::Q8_0,
+        Self::Q4_1,
+        Self::Q4_0,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Iq4Nl,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Iq4Xs,
+    ];
 
     /// The type of that name.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -51,7 +98,9 @@ impl Dtype {
             Self::F32 | Self::U32 | Self::I32 => 32,
             Self::Bf16 | Self::F16 => 16,
             Self::U8 | Self::Q8_0 => 8,
-            Self::Mxfp4 | Self::Q4_1 => 4,
+            Self::Mxfp4 | Self::Q4_1 | Self::Q4_0 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl => 4,
+            Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 4,
+            Self::Q2K | Self::Q3K => 2,
         }
     }
 
@@ -71,7 +120,7 @@ impl Dtype {
         }
     }
 
-    /// Bits that an element takes in a file or in memory, with its part of what its block shares.
+    /// Bits that an element takes in memory, with its part of what its block shares.
     pub fn stored_bits(self) -> f64 {
         match self.format() {
             None => self.size_bits() as f64,
@@ -96,6 +145,16 @@ impl Dtype {
             Self::Mxfp4 => "mxfp4",
             Self::Q8_0 => "q8_0",
             Self::Q4_1 => "q4_1",
+            Self::Q4_0 => "q4_0",
+            Self::Q5_0 => "q5_0",
+            Self::Q5_1 => "q5_1",
+            Self::Iq4Nl => "iq4_nl",
+            Self::Q4K => "q4_k",
+            Self::Q5K => "q5_k",
+            Self::Q6K => "q6_k",
+            Self::Q2K => "q2_k",
+            Self::Q3K => "q3_k",
+            Self::Iq4Xs => "iq4_xs",
         }
     }
 }
@@ -117,7 +176,7 @@ mod tests {
         let bits = [Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1, Dtype::Bf16].map(Dtype::stored_bits);
         assert_eq!(bits, [4.25, 8.5, 5.0, 16.0]);
         for dtype in Dtype::ALL {
-            assert_eq!(dtype.elements_in(dtype.len_bytes(6)), 6, "{dtype}");
+            assert_eq!(dtype.elements_in(dtype.len_bytes(8)), 8, "{dtype}");
             assert_eq!(Dtype::from_name(dtype.name()), Some(dtype));
         }
     }

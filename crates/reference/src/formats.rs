@@ -5,19 +5,39 @@ use std::borrow::Cow;
 use super::case::{ReferenceError, Tensors, named, tensor};
 use super::random::Random;
 use super::tensor::Tensor;
-use format::BlockFormat;
-use format::Dtype;
+use format::{BlockFormat, Dtype, Parameter};
 
-/// The number that a code stands for, by the parameters of its block. Those of MXFP4 and Q8_0 are exact in f32; that of
-/// Q4_1 is rounded to it, as it is where it is stored.
-fn decoded(dtype: Dtype, code: f64, parameters: &[f64]) -> f64 {
+/// The number that code `i` of a row stands for, by the parameters that it has. Products are exact in f32, and here;
+/// sums with an offset are rounded to f32, as they are where they are stored.
+fn decoded(dtype: Dtype, i: usize, code: f64, parameters: &[f64]) -> f64 {
+    // The code with its high bits, of which a word has those of so many codes.
+    let with = |high: f64, every: usize| {
+        let (bits, below) = (32 / every, dtype.size_bits());
+        let own = high as u32 >> (bits * (i % every)) & ((1 << bits) - 1);
+        code + f64::from(own << below)
+    };
+    let rounded = |value: f64| f64::from(value as f32);
     match (dtype, parameters) {
         (Dtype::Mxfp4, &[scale]) => code * power_of_two(scale),
         (Dtype::Q8_0, &[scale]) => scale * code,
-        (Dtype::Q4_1, &[scale, offset]) => f64::from((scale * code + offset) as f32),
+        (Dtype::Q4_1, &[scale, offset]) => rounded(scale * code + offset),
+        (Dtype::Q4_0, &[scale]) => scale * (code - 8.0),
+        (Dtype::Q5_0, &[scale, high]) => scale * (with(high, 32) - 16.0),
+        (Dtype::Q5_1, &[scale, offset, high]) => rounded(scale * with(high, 32) + offset),
+        (Dtype::Iq4Nl, &[scale]) => scale * LEVELS[code as usize],
+        (Dtype::Q4K, &[scale, offset, by, times]) => rounded(scale * by * code - offset * times),
+        (Dtype::Q5K, &[scale, offset, high, by, times]) => rounded(scale * by * with(high, 32) - offset * times),
+        (Dtype::Q6K, &[scale, high, by]) => scale * f64::from(by as u8 as i8) * (with(high, 16) - 32.0),
+        (Dtype::Q2K, &[scale, offset, both]) => rounded(scale * (both % 16.0) * code - offset * (both / 16.0).floor()),
+        (Dtype::Q3K, &[scale, high, by]) => scale * (by - 32.0) * (with(high, 32) - 4.0),
+        (Dtype::Iq4Xs, &[scale, by]) => scale * (by - 32.0) * LEVELS[code as usize],
         _ => unreachable!("every format has a decoder"),
     }
 }
+
+/// What the codes of IQ4_NL and IQ4_XS stand for (ggml's `kvalues_iq4nl`).
+const LEVELS: [f64; 16] =
+    [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
 
 /// What a scale of MXFP4 stands for: 2^(scale - 127), and NaN for 255 (E8M0, OCP Microscaling Formats, 5.4.1).
 fn power_of_two(scale: f64) -> f64 {
@@ -29,10 +49,13 @@ pub(super) fn rows<'a>(inputs: &'a Tensors, name: &str, k: usize) -> Result<Cow<
     let codes = tensor(inputs, name)?;
     let Some(format) = codes.dtype().format() else { return Ok(Cow::Borrowed(codes.values())) };
     let parameters = parameters(inputs, name, format)?;
-    let [row_len, row_blocks] = row_of(format, k);
+    let row_len = row_of(format, k);
     let row = |(n, codes): (usize, &[f64])| {
-        let of_row: Vec<&[f64]> = parameters.iter().map(|one| &one.values()[n * row_blocks..][..row_blocks]).collect();
-        decoded_row(format, codes, &of_row, k)
+        let of_row = parameters.iter().zip(format.parameters).map(|(values, parameter)| {
+            let len = row_len / parameter.every;
+            &values.values()[n * len..][..len]
+        });
+        decoded_row(format, codes, &of_row.collect::<Vec<_>>(), k)
     };
     Ok(codes.values().chunks(row_len).enumerate().flat_map(row).collect())
 }
@@ -42,27 +65,33 @@ pub(super) fn row(inputs: &Tensors, name: &str, k: usize, n: usize) -> Result<Ve
     let codes = tensor(inputs, name)?;
     let part = |tensor: &Tensor, len: usize| tensor.gather(n * len..(n + 1) * len);
     let Some(format) = codes.dtype().format() else { return Ok(part(codes, k).values().to_vec()) };
-    let [row_len, row_blocks] = row_of(format, k);
+    let row_len = row_of(format, k);
+    let parameters = parameters(inputs, name, format)?.into_iter().zip(format.parameters);
     let parameters: Vec<Tensor> =
-        parameters(inputs, name, format)?.into_iter().map(|one| part(one, row_blocks)).collect();
+        parameters.map(|(values, parameter)| part(values, row_len / parameter.every)).collect();
     let of_row: Vec<&[f64]> = parameters.iter().map(Tensor::values).collect();
     Ok(decoded_row(format, part(codes, row_len).values(), &of_row, k))
 }
 
 /// The first `k` numbers of a row of whole blocks.
 fn decoded_row(format: &BlockFormat, codes: &[f64], parameters: &[&[f64]], k: usize) -> Vec<f64> {
-    let block = |(b, codes): (usize, &[f64])| {
-        let of_block: Vec<f64> = parameters.iter().map(|one| one[b]).collect();
-        codes.iter().map(|&code| decoded(format.dtype, code, &of_block)).collect::<Vec<_>>()
-    };
-    codes.chunks(format.block_len()).enumerate().flat_map(block).take(k).collect()
+    // Numbers that share all parameters.
+    let n = format.parameters.iter().map(|parameter| parameter.every).min().expect("a format has parameters");
+    let mut numbers = Vec::with_capacity(k);
+    for (g, codes) in codes[..k].chunks(n).enumerate() {
+        let value = |(values, parameter): (&&[f64], &Parameter)| values[g * n / parameter.every];
+        let of_group: Vec<f64> = parameters.iter().zip(format.parameters).map(value).collect();
+        let number = |(i, &code): (usize, &f64)| decoded(format.dtype, g * n + i, code, &of_group);
+        numbers.extend(codes.iter().enumerate().map(number));
+    }
+    numbers
 }
 
-/// Codes and blocks of a row.
-fn row_of(format: &BlockFormat, k: usize) -> [usize; 2] {
+/// Codes of a row.
+fn row_of(format: &BlockFormat, k: usize) -> usize {
     let [rows, columns] = format.block;
     assert_eq!(rows, 1, "no format with a decoder has blocks of several rows");
-    [k.next_multiple_of(columns), k.div_ceil(columns)]
+    k.next_multiple_of(columns)
 }
 
 fn parameters<'a>(inputs: &'a Tensors, name: &str, format: &BlockFormat) -> Result<Vec<&'a Tensor>, ReferenceError> {
@@ -78,8 +107,9 @@ pub(super) enum Sizes {
     ByRow(f64),
 }
 
-/// A random matrix under a name, and its parameters beside it: codes all alike, and the scales of neighbouring blocks
-/// differ by up to 2^4. Among those of f16 are zeros, subnormal and negative ones.
+/// A random matrix under a name, and its parameters beside it: codes, their high bits and the factors of parts of a
+/// block all alike, and the scales of neighbouring blocks differ by up to 2^4. Among those of f16 are zeros, subnormal
+/// and negative ones.
 pub(super) fn random_rows(
     dtype: Dtype,
     name: &str,
@@ -94,37 +124,65 @@ pub(super) fn random_rows(
     let Some(format) = dtype.format() else {
         return named([(name, random.normals(dtype, n_rows * k, size))]);
     };
-    let [row_len, row_blocks] = row_of(format, k);
-    // Binary logarithms of scales: where rows are alike, and where each has its own. Codes have a root mean square of
-    // 2.9 (MXFP4), 74 (Q8_0) and 4.6 beside their middle (Q4_1), scales spread so one of 2.1 times the middle. Of MXFP4
-    // sums of what is larger than 2^85, and its squares, leave f32; what is smaller than 2^-55 is lost beside a bias.
-    let (size_of_codes, widest) = match dtype {
-        Dtype::Mxfp4 => (6.0, -55..86),
-        Dtype::Q8_0 => (155.0, -22..8),
-        _ => (10.0, -22..8),
-    };
+    let row_len = row_of(format, k);
+    let (size_of_codes, widest) = (size_of_codes(dtype), if dtype == Dtype::Mxfp4 { -55..86 } else { -22..8 });
     let (mut scales, mut offsets) = (Vec::new(), Vec::new());
     for _ in 0..n_rows {
         let middle = match is_wide {
             true => f64::from(widest.start) + random.below(widest.len()) as f64,
             false => (size / size_of_codes).log2().round(),
         };
-        for _ in 0..row_blocks {
+        for _ in 0..row_len / format.block_len() {
             let exponent = middle + random.below(5) as f64 - 2.0;
             let scale = match dtype {
                 Dtype::Mxfp4 => 127.0 + exponent,
                 _ => random_f16(exponent, random),
             };
             scales.push(scale);
-            // The middle of the codes, about.
-            offsets.push(if dtype == Dtype::Q4_1 { -scale * (7.5 + random.normal()) } else { 0.0 });
+            // The middle of the codes, about, which is added or, with a factor of its own, taken off.
+            offsets.push(match dtype {
+                Dtype::Q4_1 => -scale * (7.5 + random.normal()),
+                Dtype::Q5_1 => -scale * (15.5 + random.normal()),
+                Dtype::Q4K => scale * (7.5 + random.normal()),
+                Dtype::Q5K => scale * (15.5 + random.normal()),
+                Dtype::Q2K => scale * (1.5 + random.normal()),
+                _ => 0.0,
+            });
         }
     }
     let mut tensors = named([(name, random.codes(dtype, n_rows * row_len))]);
-    for (parameter, values) in format.parameters.iter().zip([scales, offsets]) {
+    for parameter in format.parameters {
+        let len = n_rows * row_len / parameter.every;
+        let values = match (parameter.name, dtype) {
+            ("scale", _) => std::mem::take(&mut scales),
+            ("offset", _) => std::mem::take(&mut offsets),
+            ("high", _) => (0..len).map(|_| f64::from(random.bits() as u32)).collect(),
+            // Bytes of two factors of 4 bits, or one of 8; else one of 6.
+            (_, Dtype::Q2K | Dtype::Q6K) => (0..len).map(|_| random.below(256) as f64).collect(),
+            _ => (0..len).map(|_| random.below(64) as f64).collect(),
+        };
         tensors.insert(parameter.name_beside(name), Tensor::rounded(parameter.dtype, values));
     }
     tensors
+}
+
+/// What a random code stands for in a block of scale 1, its root mean square, with the spread of scales: 2.1 times that
+/// of the middle one. Of MXFP4 sums of what is larger than 2^85, and its squares, leave f32; what is smaller than 2^-55
+/// is lost beside a bias.
+fn size_of_codes(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::Mxfp4 => 6.0,
+        Dtype::Q8_0 => 155.0,
+        Dtype::Q5_0 | Dtype::Q5_1 => 20.0,
+        Dtype::Iq4Nl => 140.0,
+        Dtype::Q4K => 540.0,
+        Dtype::Q5K => 1080.0,
+        Dtype::Q6K => 2900.0,
+        Dtype::Q2K => 29.0,
+        Dtype::Q3K => 91.0,
+        Dtype::Iq4Xs => 2600.0,
+        _ => 10.0,
+    }
 }
 
 /// A number from 2^exponent to twice that; now and then one of a kind that a kernel may forget.
@@ -198,10 +256,10 @@ mod tests {
 
     #[test]
     fn random_rows_have_their_size_and_all_kinds_of_blocks() {
-        for dtype in [Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1] {
-            let made = random_rows(dtype, "weight", [300, 320], Sizes::Alike(0.25), &mut Random::new(3));
-            let all = rows(&made, "weight", 320).unwrap();
-            assert_eq!(all.len(), 300 * 320);
+        for dtype in BlockFormat::all().iter().map(|format| format.dtype) {
+            let made = random_rows(dtype, "weight", [300, 2560], Sizes::Alike(0.25), &mut Random::new(3));
+            let all = rows(&made, "weight", 2560).unwrap();
+            assert_eq!(all.len(), 300 * 2560);
             let size = (all.iter().map(|value| value * value).sum::<f64>() / all.len() as f64).sqrt();
             assert!((0.12..0.5).contains(&size), "{dtype}: {size}");
             let wide = random_rows(dtype, "weight", [300, 320], Sizes::ByRow(0.25), &mut Random::new(3));

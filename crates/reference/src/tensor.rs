@@ -40,8 +40,8 @@ impl Tensor {
                 Dtype::U8 => f64::from(*value as u8),
                 Dtype::Mxfp4 => e2m1(e2m1_code(*value)),
                 Dtype::Q8_0 => f64::from(value.round_ties_even() as i8),
-                Dtype::Q4_1 => value.round_ties_even().clamp(0.0, 15.0),
                 Dtype::I32 => f64::from(*value as i32),
+                _ => value.round_ties_even().clamp(0.0, f64::from((1_u32 << dtype.size_bits()) - 1)),
             };
         }
         Self::held(dtype, values)
@@ -68,11 +68,12 @@ impl Tensor {
 
     /// Reads elements as they lie in memory, little-endian. A rest shorter than an element is left out.
     pub fn from_bytes(dtype: Dtype, bytes: &[u8]) -> Self {
-        let halves = |value: fn(u8) -> f64| bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).map(value).collect();
-        match dtype {
-            Dtype::Mxfp4 => return Self::held(dtype, halves(e2m1)),
-            Dtype::Q4_1 => return Self::held(dtype, halves(f64::from)),
-            _ => {}
+        let bits = dtype.size_bits();
+        if bits < 8 {
+            let value = if dtype == Dtype::Mxfp4 { e2m1 } else { f64::from };
+            let codes =
+                bytes.iter().flat_map(|byte| (0..8).step_by(bits).map(move |at| byte >> at & ((1 << bits) - 1)));
+            return Self::held(dtype, codes.map(value).collect());
         }
         let element = |bytes: &[u8]| match (dtype, bytes) {
             (Dtype::F32, &[a, b, c, d]) => f32::from_le_bytes([a, b, c, d]).into(),
@@ -94,15 +95,13 @@ impl Tensor {
             Elements::Drawn(drawn) => return drawn.to_bytes(),
         };
         let mut bytes = Vec::with_capacity(self.dtype.len_bytes(values.len()));
-        let mut half = |i: usize, code: u8| match i % 2 {
-            0 => bytes.push(code),
-            _ => *bytes.last_mut().expect("the even element came first") |= code << 4,
-        };
-        match self.dtype {
-            Dtype::Mxfp4 => values.iter().enumerate().for_each(|(i, &value)| half(i, e2m1_code(value))),
-            Dtype::Q4_1 => values.iter().enumerate().for_each(|(i, &value)| half(i, value as u8)),
-            dtype => values.iter().for_each(|&value| put(dtype, value, &mut bytes)),
+        let bits = self.dtype.size_bits();
+        if bits < 8 {
+            let code = if self.dtype == Dtype::Mxfp4 { e2m1_code } else { |value| value as u8 };
+            let packed = |codes: &[f64]| codes.iter().rev().fold(0, |byte, &value| byte << bits | code(value));
+            return values.chunks(8 / bits).map(packed).collect();
         }
+        values.iter().for_each(|&value| put(self.dtype, value, &mut bytes));
         bytes
     }
 
@@ -112,8 +111,8 @@ impl Tensor {
         match dtype {
             Dtype::Bf16 => 1.0 / 256.0,
             Dtype::F16 => 1.0 / 2048.0,
-            Dtype::F32 | Dtype::U32 | Dtype::I32 | Dtype::U8 | Dtype::Q8_0 | Dtype::Q4_1 => 0.0,
             Dtype::Mxfp4 => 1.0 / 4.0,
+            _ => 0.0,
         }
     }
 
@@ -168,7 +167,7 @@ fn put(dtype: Dtype, value: f64, bytes: &mut Vec<u8>) {
         Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
         Dtype::Bf16 => bytes.extend(bf16::from_f64(value).to_le_bytes()),
         Dtype::F16 => bytes.extend(f16::from_f64(value).to_le_bytes()),
-        Dtype::Mxfp4 | Dtype::Q4_1 => unreachable!("two share a byte"),
+        _ => unreachable!("several share a byte"),
     }
 }
 
@@ -196,7 +195,7 @@ mod tests {
     #[test]
     fn elements_come_back_from_their_bytes() {
         for dtype in Dtype::ALL {
-            let tensor = Tensor::rounded(dtype, vec![0.0, 1.0, 3.25, 77.7]);
+            let tensor = Tensor::rounded(dtype, vec![0.0, 1.0, 3.25, 77.7]); // of 2 bits a byte
             let bytes = tensor.to_bytes();
             assert_eq!(bytes.len(), dtype.len_bytes(4));
             assert_eq!(Tensor::from_bytes(dtype, &bytes), tensor);

@@ -128,17 +128,23 @@ fn weights_stored_in_q8_0_and_f16_are_f32_where_that_is_asked_for_and_else_bf16(
 
 /// The codes and scales that are kept give the numbers that the other way of reading gives.
 #[test]
-fn weights_stored_in_q8_0_stay_so_where_every_tensor_has_its_own_type() {
+fn weights_stored_in_q8_0_and_f16_stay_so_where_every_tensor_has_its_own_type() {
     let exact = open("gguf/mxfp4-q8_0.gguf");
     let stored = exact.as_stored();
     let halves = |tensor: &Tensor| -> Vec<f32> {
         bytes(tensor).chunks(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
     };
-    let mut n_kept = 0;
+    let (mut n_kept, mut n_halves) = (0, 0);
     for (name, tensor) in &exact.tensors {
         let kept = stored.tensor(name);
+        if kept.dtype == Dtype::F16 {
+            let numbers: Vec<u8> = halves(kept).into_iter().flat_map(f32::to_le_bytes).collect();
+            assert_eq!(numbers, bytes(tensor), "{name}");
+            n_halves += 1;
+            continue;
+        }
         if kept.dtype != Dtype::Q8_0 {
-            assert_eq!((kept.dtype, bytes(kept)), (tensor.dtype, bytes(tensor)), "{name}");
+            assert!((kept.dtype, bytes(kept)) == (tensor.dtype, bytes(tensor)), "{name}: {}", kept.dtype);
             continue;
         }
         n_kept += 1;
@@ -155,6 +161,7 @@ fn weights_stored_in_q8_0_stay_so_where_every_tensor_has_its_own_type() {
             .collect();
         assert_eq!(numbers, bytes(tensor), "{name}");
     }
+    assert_eq!(n_halves, 2, "embedding and unembedding");
     assert_eq!(n_kept, 2 * 2, "in each layer queries, keys and values in one, and the projection behind attention");
     assert_eq!(stored.tensors.len(), exact.tensors.len() + n_kept);
 }

@@ -5,6 +5,7 @@ pub mod export;
 pub mod fuzzed;
 pub mod hostile;
 pub mod kinds;
+mod mixed_types;
 pub mod mxfp4;
 pub mod odd_sizes;
 mod quantize;

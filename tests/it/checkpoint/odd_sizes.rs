@@ -145,7 +145,7 @@ impl Distance {
     }
 }
 
-fn read_npy(path: &Path) -> Vec<f32> {
+pub fn read_npy(path: &Path) -> Vec<f32> {
     let bytes = fs::read(path).expect("an array");
     npyz::NpyFile::new(&bytes[..]).expect("an array").into_vec().expect("f32")
 }

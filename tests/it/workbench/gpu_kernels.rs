@@ -177,7 +177,8 @@ fn exported_cases_hold_what_it_takes_to_run_and_to_judge_them() {
     let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), hiprtc::options());
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let selection = Selection { op: vec!["embedding".into()], ..Selection::default() };
+    let common = Selection { is_thin: true, common_types: true, ..Selection::default() };
+    let selection = Selection { op: vec!["embedding".into()], ..common };
     let n_cases = checker.export(&selection, folder.path()).expect("written");
     let mut n_f32 = 0;
     for case in cases_below(folder.path()) {

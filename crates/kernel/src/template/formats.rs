@@ -6,8 +6,7 @@ use std::collections::BTreeMap;
 use super::contract::{Access, Arg, ArgDtype};
 use super::library_error::LibraryError;
 use expression::Expression;
-use format::BlockFormat;
-use format::Dtype;
+use format::{BlockFormat, Dtype, Parameter};
 
 /// The arguments that a declared one stands for: itself or, where it is only read and its type may be a format with
 /// blocks, its codes, in rows of whole blocks, and every parameter that any of the formats has.
@@ -41,23 +40,24 @@ pub(super) fn expanded(arg: Arg, dtypes: &BTreeMap<String, Vec<Dtype>>) -> Resul
         _ => length.to_owned(),
     })?;
     let mut args = vec![Arg { shape: Some(codes), ..arg.clone() }];
-    for parameter in formats.iter().flat_map(|format| format.parameters) {
-        let name = parameter.name_beside(&arg.name);
-        if args.iter().any(|arg| arg.name == name) {
-            continue; // of another format, too
-        }
-        let having: Vec<&BlockFormat> =
-            formats.iter().copied().filter(|format| format.parameter(parameter.name).is_some()).collect();
-        let blocks = |i: usize, length: &str, format: &BlockFormat| match format.block.iter().rev().nth(i) {
-            Some(&n) if n > 1 => format!("ceil_div({length}, {n})"),
-            _ => length.to_owned(),
+    for name in Parameter::NAMES {
+        let of = |format: &BlockFormat| format.parameter(name);
+        let having: Vec<&BlockFormat> = formats.iter().copied().filter(|format| of(format).is_some()).collect();
+        let Some(parameter) = having.first().and_then(|format| of(format)) else { continue };
+        let blocks = |i: usize, length: &str, format: &BlockFormat| {
+            let in_block = format.block[1] / of(format).expect("it has it").every;
+            match format.block.iter().rev().nth(i) {
+                Some(&n) if i == 0 && in_block > 1 => format!("{in_block} * ceil_div({length}, {n})"),
+                Some(&n) if n > 1 => format!("ceil_div({length}, {n})"),
+                _ => length.to_owned(),
+            }
         };
         let shape = axes(shape, |i, length| variable.choice(&having, |format| blocks(i, length, format), None))?;
         let is_there = variable.is_one_of(&having);
         let when = arg.when.as_ref().map_or(is_there.clone(), |when| format!("({}) and {is_there}", when.text()));
         args.push(Arg {
-            name,
-            dtype: ArgDtype::Parameter { of: variable.0.to_owned(), name: parameter.name },
+            name: parameter.name_beside(&arg.name),
+            dtype: ArgDtype::Parameter { of: variable.0.to_owned(), name },
             shape: Some(shape),
             when: Some(Expression::parse(&when, arg.place.clone())?),
             part_of: Some(arg.name.clone()),
@@ -153,7 +153,7 @@ mod tests {
 
     #[test]
     fn an_argument_is_the_pointers_that_its_format_has() {
-        let all = [Dtype::Bf16, Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q4_1];
+        let all = [Dtype::Bf16, Dtype::Mxfp4, Dtype::Q8_0, Dtype::Q5K, Dtype::Q6K, Dtype::Q4_1];
         let of = |name: &str, dtype: &str, shape: [u64; 2]| (name.to_owned(), dtype.to_owned(), shape.to_vec());
         assert_eq!(in_problem("bf16", true, &all), [of("weight", "of", [5, 33])]);
         let scaled = [of("weight", "of", [5, 64]), of("scale", "scale of of", [5, 2])];
@@ -163,5 +163,11 @@ mod tests {
         assert_eq!(in_problem("q4_1", true, &all), both);
         assert_eq!(in_problem("q4_1", true, &[Dtype::Q4_1]), both);
         assert_eq!(in_problem("q4_1", false, &all), []);
+        let beside = |every: u64, name: &str| of(name, &format!("{name} of of"), [5, every]);
+        let of_256 = [of("weight", "of", [5, 256]), beside(1, "scale")];
+        let groups = [beside(1, "offset"), beside(8, "high"), beside(8, "group_scale"), beside(8, "group_offset")];
+        assert_eq!(in_problem("q5_k", true, &all), [&of_256[..], &groups].concat());
+        let groups = [beside(16, "high"), beside(16, "group_scale")];
+        assert_eq!(in_problem("q6_k", true, &all), [&of_256[..], &groups].concat());
     }
 }

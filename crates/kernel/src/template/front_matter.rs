@@ -172,15 +172,15 @@ impl Reader<'_> {
         Ok(Requires { arch: listed(arch), features, wave: listed(wave), precision: listed(precision), dtypes, when })
     }
 
-    /// The types without blocks, for those named types that may be formats: a template that does not take an argument's
-    /// pointers takes no format, unless it says so.
+    /// The types that kernels read as they are, for those named types that may be formats: a template that does not
+    /// take an argument's pointers takes neither a format nor f16, unless it says so.
     fn plain_dtypes(&self) -> impl Iterator<Item = (String, Vec<Dtype>)> {
         let body = &self.parts.own().toml.file.text;
         let untaken = self.signature.pointers().filter(move |(pointers, _)| !body.contains(pointers.as_str()));
         untaken.filter_map(|(_, arg)| {
             let ArgDtype::Named(name) = &arg.dtype else { return None };
             let allowed = self.signature.dtypes[name].iter().copied();
-            Some((name.clone(), allowed.filter(|dtype| dtype.format().is_none()).collect()))
+            Some((name.clone(), allowed.filter(|dtype| dtype.format().is_none() && *dtype != Dtype::F16).collect()))
         })
     }
 

@@ -232,7 +232,7 @@ impl FileLayout {
 fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
     let pieces: Vec<&StoredTensor> = planned.flat_map(|planned| &planned.pieces).collect();
     let has = |number| pieces.iter().any(|piece| piece.number() == Some(number));
-    let is_other = |piece: &&StoredTensor| piece.number().is_none_or(|number| number.dtype().is_none());
+    let is_other = |piece: &&StoredTensor| !matches!(piece.number(), Some(Number::F32 | Number::Bf16));
     if pieces.iter().any(is_other) || !has(Number::Bf16) {
         return Dtype::F32;
     }

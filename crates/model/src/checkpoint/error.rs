@@ -104,6 +104,9 @@ pub enum CheckpointError {
     /// The files' tensors are not those of the model.
     #[error(transparent)]
     Tensors(#[from] Mismatches),
+    /// What the numbers of a block share is no number.
+    #[error("`{name}` has a block whose scale or offset is infinite or NaN")]
+    NotFinite { name: String },
     /// A number that no quantised one is near.
     #[error("could not quantise `{name}`: row {row} has a number that {to} cannot hold")]
     NotQuantized { name: String, row: usize, to: Dtype },
@@ -139,6 +142,7 @@ impl Hint for CheckpointError {
             Self::OutOfMemory { .. } => {
                 Some("only what a file does not have as it is needed takes memory: export it once to `.bin`".into())
             }
+            Self::NotFinite { .. } => Some("the file is damaged: copy it again, or convert the model again".into()),
             Self::NotQuantized { .. } => Some("leave `--quantize` out, and see what `inspect --verify` says".into()),
             Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
                 Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())

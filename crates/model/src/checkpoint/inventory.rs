@@ -183,7 +183,7 @@ impl Form {
     fn names(self) -> &'static str {
         match self {
             Self::Plain => "BF16, F16 or F32",
-            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0 or Q4_1",
+            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS or Q2_K to Q6_K",
             Self::Mxfp4Blocks => "MXFP4",
             Self::Byte => "U8",
         }

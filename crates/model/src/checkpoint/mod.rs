@@ -14,6 +14,7 @@
 
 pub(crate) mod assembly;
 pub mod bin;
+mod blocks;
 pub(crate) mod config_json;
 pub mod conversion;
 pub mod download;
@@ -204,9 +205,9 @@ impl Checkpoint {
         self.tensors.get(name).unwrap_or_else(|| panic!("no reader leaves out `{name}`"))
     }
 
-    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16, Q8_0, Q4_0 or
-    /// Q4_1, or among such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and
-    /// MXFP4 stays MXFP4.
+    /// The same model for computing in bf16: weights that are f32 only because they are stored in f16 or in blocks, or
+    /// among such, become bf16, rounded to the nearest. Those of files that store f32 throughout stay f32, and MXFP4
+    /// stays MXFP4.
     pub fn rounded(&self) -> Self {
         let of = |is_expert: bool| self.tensors.values().filter(move |tensor| self.is_expert(tensor) == is_expert);
         let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));
@@ -221,7 +222,7 @@ impl Checkpoint {
 
     /// The same model with every tensor as its file has it, in a type of its own: what is stored in blocks of a format
     /// stays so, as codes and parameters, and what became f32 to be like others is again what it was. Tensors whose
-    /// pieces differ, and those in types that no kernel takes, stay what they are here.
+    /// pieces differ, and vectors in f16, which kernels take as matrices alone, stay what they are here.
     pub fn as_stored(&self) -> Self {
         let tensors = self.tensors.values().flat_map(Tensor::as_stored);
         let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
@@ -245,7 +246,9 @@ impl Tensor {
     /// The tensors that hold it as its file does: itself or, in a format with blocks, its codes and their parameters.
     fn as_stored(&self) -> Vec<Self> {
         let Elements::Rearranged(rearranged) = &self.elements else { return vec![self.clone()] };
-        let Some(dtype) = rearranged.stored_dtype() else { return vec![self.clone()] };
+        let is_matrix = self.name.ends_with("weight") && self.shape.len() > 1;
+        let stored = rearranged.stored_dtype().filter(|dtype| is_matrix || *dtype != Dtype::F16);
+        let Some(dtype) = stored else { return vec![self.clone()] };
         let elements = match dtype.format() {
             Some(format) => rearranged.in_blocks(format).into_iter().map(Elements::Rearranged).collect(),
             None => {
@@ -285,7 +288,7 @@ impl Tensor {
     /// The elements: where they lie, or made in memory of their own. `None` for random ones, which only devices make.
     ///
     /// # Errors
-    /// [`CheckpointError::OutOfMemory`], [`CheckpointError::NotQuantized`].
+    /// [`CheckpointError::OutOfMemory`], [`CheckpointError::NotQuantized`], [`CheckpointError::NotFinite`].
     pub fn read(&self) -> Result<Option<Bytes>, CheckpointError> {
         match &self.elements {
             Elements::Bytes(bytes) => Ok(Some(bytes.clone())),
@@ -311,6 +314,9 @@ impl Tensor {
     /// Makes what is to be made of a file.
     fn make(&self, rearranged: &Rearranged) -> Result<Bytes, CheckpointError> {
         let len_bytes = rearranged.len_bytes();
+        if !rearranged.is_finite() {
+            return Err(CheckpointError::NotFinite { name: self.name.clone() });
+        }
         mapped_file::filled(len_bytes, |bytes| rearranged.write_to(bytes))
             .map_err(|_| CheckpointError::OutOfMemory { name: self.name.clone(), len_bytes: len_bytes as u64 })
     }

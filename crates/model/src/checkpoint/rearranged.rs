@@ -7,9 +7,9 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
-use super::stored::{Number, codes_of, parameters_of};
-use format::BlockFormat;
-use format::Dtype;
+use super::blocks::{self, codes_of, parameters_of};
+use super::stored::Number;
+use format::{BlockFormat, Dtype};
 
 /// How a tensor is made of pieces of files.
 #[derive(Clone, Debug)]
@@ -51,8 +51,7 @@ pub(crate) enum ElementOrder {
 pub(crate) enum ElementConversion {
     /// Numbers become f32 or bf16, or stay what they are.
     Convert { from: Number, to: Dtype },
-    /// The codes of GGUF's blocks become ours: two consecutive elements of 4 bits to a byte, the even one in its low
-    /// half.
+    /// The codes of GGUF's blocks become ours: consecutive elements of few bits share a byte, the first in its lowest.
     Codes(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
     Parameter(&'static BlockFormat, usize),
@@ -63,8 +62,10 @@ impl ElementConversion {
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
-            Self::Codes(format) => n_elements / format.block_len() * format.block_bytes(),
-            Self::Parameter(format, _) => n_elements * format.block_bytes(),
+            Self::Codes(format) => n_elements / format.block_len() * blocks::stored_bytes(format.dtype),
+            Self::Parameter(format, i) => {
+                n_elements * format.parameters[i].every / format.block_len() * blocks::stored_bytes(format.dtype)
+            }
         }
     }
 
@@ -179,9 +180,11 @@ impl Rearranged {
             Self::new(pieces.collect(), self.order, row_len)
         };
         assert!(self.stored().all(|number| number.format() == Some(format)), "all are stored in it");
-        let parameters = (0..format.parameters.len()).map(|i| ElementConversion::Parameter(format, i));
         let codes = of(ElementConversion::Codes(format), self.row_len);
-        [codes].into_iter().chain(parameters.map(|step| of(step, self.row_len / format.block_len()))).collect()
+        let parameters = format.parameters.iter().enumerate();
+        let parameters =
+            parameters.map(|(i, one)| of(ElementConversion::Parameter(format, i), self.row_len / one.every));
+        [codes].into_iter().chain(parameters).collect()
     }
 
     /// The bytes of the file, where the tensor is one piece of it as it is.
@@ -193,6 +196,18 @@ impl Rearranged {
             ) if from.dtype() == Some(*to) => Some(bytes),
             _ => None,
         }
+    }
+
+    /// Whether scales and offsets of all blocks that it is made of are numbers.
+    pub(crate) fn is_finite(&self) -> bool {
+        let is_finite = |piece: &Piece| match piece.step {
+            ElementConversion::Convert { from, .. } => {
+                from.format().is_none_or(|format| blocks::are_finite(format, &piece.bytes))
+            }
+            ElementConversion::Parameter(format, 0) => blocks::are_finite(format, &piece.bytes),
+            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => true, // looked at for the first
+        };
+        self.pieces.iter().all(is_finite)
     }
 
     /// Makes the tensor.
@@ -418,7 +433,7 @@ mod tests {
     #[test]
     fn numbers_in_blocks_of_one_format_can_stay_so() {
         let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
-        let step = ElementConversion::Convert { from: Number::Q8_0, to: Dtype::F32 };
+        let step = ElementConversion::Convert { from: Number::Blocks(Dtype::Q8_0), to: Dtype::F32 };
         let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
         let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 32);
         assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));

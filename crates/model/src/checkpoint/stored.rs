@@ -3,8 +3,9 @@
 
 use half::{bf16, f16};
 
-use format::BlockFormat;
-use format::Dtype;
+use format::{BlockFormat, Dtype};
+
+use super::blocks::{self, stored_bytes};
 
 /// An element type, as a file's format names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,31 +40,18 @@ pub(crate) enum Number {
     F16,
     /// The upper half of an f32.
     Bf16,
-    /// Blocks of 32: a factor in f16, then 32 signed bytes. Their products are exact in f32, not in bf16.
-    Q8_0,
-    /// Blocks of 32: a factor in f16, then codes of 4 bits in the order of [`Codec::Mxfp4Blocks`], less 8. Their
-    /// products are exact in f32.
-    Q4_0,
-    /// Blocks of 32: a factor and a summand in f16, then such codes. A product is exact in f32, the sum is rounded.
-    Q4_1,
+    /// Blocks of a format, as GGUF has them ([`super::blocks`]).
+    Blocks(Dtype),
 }
 
-/// Elements of one block of GGUF's quantised types that are read.
-pub(crate) const BLOCK: usize = 32;
-
-/// Bytes of a block of [`Codec::Mxfp4Blocks`].
-pub(crate) const MXFP4_BLOCK_BYTES: usize = 17;
-
-/// Bytes of a block of [`Number::Q8_0`].
-pub(crate) const Q8_0_BLOCK_BYTES: usize = 34;
-
-/// Bytes of a block of [`Number::Q4_0`].
-pub(crate) const Q4_0_BLOCK_BYTES: usize = 18;
-
-/// Bytes of a block of [`Number::Q4_1`].
-pub(crate) const Q4_1_BLOCK_BYTES: usize = 20;
-
 impl StoredType {
+    /// Numbers in blocks of a format.
+    pub(crate) fn in_blocks(name: &'static str, dtype: Dtype) -> Self {
+        let codec = if dtype == Dtype::Mxfp4 { Codec::Mxfp4Blocks } else { Codec::Number(Number::Blocks(dtype)) };
+        let block_len = dtype.format().expect("in blocks").block_len();
+        Self { name, block_len, block_bytes: stored_bytes(dtype), codec: Some(codec) }
+    }
+
     /// A type whose elements stand alone.
     pub(crate) const fn plain(name: &'static str, bytes: usize, codec: Option<Codec>) -> Self {
         Self { name, block_len: 1, block_bytes: bytes, codec }
@@ -81,14 +69,12 @@ impl StoredType {
 }
 
 impl Number {
-    /// Bytes that so many elements take; of types with blocks a multiple of [`BLOCK`].
+    /// Bytes that so many elements take; of types with blocks whole ones.
     pub(crate) fn len_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::F32 => 4 * n_elements,
             Self::F16 | Self::Bf16 => 2 * n_elements,
-            Self::Q8_0 => n_elements / BLOCK * Q8_0_BLOCK_BYTES,
-            Self::Q4_0 => n_elements / BLOCK * Q4_0_BLOCK_BYTES,
-            Self::Q4_1 => n_elements / BLOCK * Q4_1_BLOCK_BYTES,
+            Self::Blocks(dtype) => n_elements / dtype.format().expect("in blocks").block_len() * stored_bytes(dtype),
         }
     }
 
@@ -96,17 +82,17 @@ impl Number {
     pub(crate) fn dtype(self) -> Option<Dtype> {
         match self {
             Self::F32 => Some(Dtype::F32),
+            Self::F16 => Some(Dtype::F16),
             Self::Bf16 => Some(Dtype::Bf16),
-            Self::F16 | Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => None,
+            Self::Blocks(_) => None,
         }
     }
 
     /// The format that the program has them in, taken apart.
     pub(crate) fn format(self) -> Option<&'static BlockFormat> {
         match self {
-            Self::Q8_0 => Dtype::Q8_0.format(),
-            Self::Q4_1 => Dtype::Q4_1.format(),
-            Self::F32 | Self::F16 | Self::Bf16 | Self::Q4_0 => None,
+            Self::Blocks(dtype) => dtype.format(),
+            Self::F32 | Self::F16 | Self::Bf16 => None,
         }
     }
 
@@ -132,37 +118,9 @@ impl Number {
             Self::F32 => from.as_chunks().0.iter().for_each(|&bytes| give(f32::from_le_bytes(bytes))),
             Self::F16 => from.as_chunks().0.iter().for_each(|&bytes| give(f16::from_le_bytes(bytes).to_f32())),
             Self::Bf16 => from.as_chunks().0.iter().for_each(|&bytes| give(bf16::from_le_bytes(bytes).to_f32())),
-            Self::Q8_0 => {
-                for block in from.as_chunks::<Q8_0_BLOCK_BYTES>().0 {
-                    let factor = half(block, 0);
-                    block[2..].iter().for_each(|&code| give(factor * f32::from(code as i8)));
-                }
-            }
-            Self::Q4_0 => {
-                for block in from.as_chunks::<Q4_0_BLOCK_BYTES>().0 {
-                    let factor = half(block, 0);
-                    codes(&block[2..]).for_each(|code| give(factor * (code - 8.0)));
-                }
-            }
-            Self::Q4_1 => {
-                for block in from.as_chunks::<Q4_1_BLOCK_BYTES>().0 {
-                    let (factor, summand) = (half(block, 0), half(block, 2));
-                    codes(&block[4..]).for_each(|code| give(factor * code + summand));
-                }
-            }
+            Self::Blocks(dtype) => blocks::each(dtype, from, give),
         }
     }
-}
-
-/// The f16 at byte `at` of a block.
-fn half(block: &[u8], at: usize) -> f32 {
-    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
-}
-
-/// The codes of 4 bits in the bytes of a block: first those in the low halves.
-fn codes(bytes: &[u8]) -> impl Iterator<Item = f32> {
-    let (low, high) = (bytes.iter().map(|byte| byte & 15), bytes.iter().map(|byte| byte >> 4));
-    low.chain(high).map(f32::from)
 }
 
 fn put<const N: usize>(to: &mut std::slice::IterMut<'_, [u8; N]>, bytes: [u8; N]) {
@@ -174,32 +132,6 @@ fn put<const N: usize>(to: &mut std::slice::IterMut<'_, [u8; N]>, bytes: [u8; N]
 /// Whether f32 values would all stay what they are as bf16.
 pub(super) fn is_bf16(f32s: &[u8]) -> bool {
     f32s.as_chunks::<4>().0.iter().all(|bytes| bytes[0] == 0 && bytes[1] == 0)
-}
-
-/// The codes of GGUF's blocks as ours: consecutive elements of 4 bits share a byte, the even one in its low half.
-pub(super) fn codes_of(format: &BlockFormat, blocks: &[u8], codes: &mut [u8]) {
-    let behind = format.offset_bytes(format.parameters.len());
-    let blocks = blocks.chunks_exact(format.block_bytes()).map(|block| &block[behind..]);
-    for (stored, codes) in blocks.zip(codes.chunks_exact_mut(format.dtype.len_bytes(format.block_len()))) {
-        if format.dtype.size_bits() == 8 {
-            codes.copy_from_slice(stored);
-            continue;
-        }
-        // Byte i of a block has code i in its low half, and in its high half the one half a block behind.
-        let (low, high) = codes.split_at_mut(stored.len() / 2);
-        for (i, pair) in stored.as_chunks::<2>().0.iter().enumerate() {
-            low[i] = pair[0] & 0x0f | pair[1] << 4;
-            high[i] = pair[0] >> 4 | pair[1] & 0xf0;
-        }
-    }
-}
-
-/// A parameter of GGUF's blocks.
-pub(super) fn parameters_of(format: &BlockFormat, parameter: usize, blocks: &[u8], parameters: &mut [u8]) {
-    let (at, len) = (format.offset_bytes(parameter), format.parameters[parameter].dtype.len_bytes(1));
-    for (block, to) in blocks.chunks_exact(format.block_bytes()).zip(parameters.chunks_exact_mut(len)) {
-        to.copy_from_slice(&block[at..][..len]);
-    }
 }
 
 #[cfg(test)]
@@ -234,8 +166,8 @@ mod tests {
         block.extend((0..32).map(|i| (i * 8 - 128) as i8 as u8));
         let twice = [&block[..], &block[..]].concat();
         let want: Vec<f32> = (0..64).map(|i| 0.25 * ((i % 32) * 8 - 128) as f32).collect();
-        assert_eq!(f32s(Number::Q8_0, &twice, 64), want);
-        assert_eq!(Number::Q8_0.len_bytes(64), twice.len());
+        assert_eq!(f32s(Number::Blocks(Dtype::Q8_0), &twice, 64), want);
+        assert_eq!(Number::Blocks(Dtype::Q8_0).len_bytes(64), twice.len());
     }
 
     /// Byte i of a block has code i in its low half, and code i + 16, which is 15 - i, in its high half.
@@ -249,8 +181,8 @@ mod tests {
         let twice = [&block[..], &block[..]].concat();
         let once: Vec<f32> = (0..16).chain((0..16).rev()).map(|code| -0.5 * (code - 8) as f32).collect();
         assert_eq!(once[..2], [4.0, 3.5]);
-        assert_eq!(f32s(Number::Q4_0, &twice, 64), once.repeat(2));
-        assert_eq!(Number::Q4_0.len_bytes(64), twice.len());
+        assert_eq!(f32s(Number::Blocks(Dtype::Q4_0), &twice, 64), once.repeat(2));
+        assert_eq!(Number::Blocks(Dtype::Q4_0).len_bytes(64), twice.len());
     }
 
     #[test]
@@ -259,50 +191,16 @@ mod tests {
             [&factor.to_le_bytes()[..], &summand.to_le_bytes(), &codes_of_4_bits()].concat()
         };
         let blocks = [block(0x3400, 0xc000), block(0x2e66, 0xabae)].concat(); // 0.25 and -2; 0.1 and -0.06, in f16
-        let values = f32s(Number::Q4_1, &blocks, 64);
+        let values = f32s(Number::Blocks(Dtype::Q4_1), &blocks, 64);
         let want: Vec<f32> = (0..16).chain((0..16).rev()).map(|code| 0.25 * code as f32 - 2.0).collect();
         assert_eq!(values[..32], want);
         // 1638 / 2^14 and -1966 / 2^15; what the sum comes to has 13 bits, and stays exact.
         let want: Vec<f32> = (0..16).chain((0..16).rev()).map(|c| (2 * 1638 * c - 1966) as f32 / 32768.0).collect();
         assert_eq!(values[32..], want);
-        assert_eq!(Number::Q4_1.len_bytes(64), blocks.len());
+        assert_eq!(Number::Blocks(Dtype::Q4_1).len_bytes(64), blocks.len());
         // The sum is rounded to the nearest: 15 * 1023 * 2^-24 beside 1024 is 7.49 of its last places.
         let blocks = block(0x03ff, 0x6400);
-        assert_eq!(f32s(Number::Q4_1, &blocks, 32)[15], 1024.0 + 7.0 / 8192.0);
-    }
-
-    #[test]
-    fn blocks_of_4_bits_are_taken_apart() {
-        // Code i differs from its neighbours whichever way they are paired.
-        let code = |i: usize| ((i * 7 + i / 16) % 16) as u8;
-        let stored = (0..16).map(|i| code(i) | code(i + 16) << 4);
-        let want: Vec<u8> = (0..64).step_by(2).map(|i| code(i % 32) | code(i % 32 + 1) << 4).collect();
-        for (dtype, parameters) in [(Dtype::Mxfp4, &[131][..]), (Dtype::Q4_1, &[0x66, 0x2e, 0xae, 0xab])] {
-            let format = dtype.format().expect("in blocks");
-            let block: Vec<u8> = parameters.iter().copied().chain(stored.clone()).collect();
-            let blocks = [&block[..], &block[..]].concat();
-            let mut codes = [0; 32];
-            codes_of(format, &blocks, &mut codes);
-            assert_eq!(codes[..], want, "{dtype}");
-            let mut first = vec![0; parameters.len() / format.parameters.len() * 2];
-            parameters_of(format, 0, &blocks, &mut first);
-            assert_eq!(first, parameters[..first.len() / 2].repeat(2), "{dtype}");
-        }
-        let block: Vec<u8> = [0x66, 0x2e, 0xae, 0xab].into_iter().chain(stored).collect();
-        let mut offset = [0; 2];
-        parameters_of(Dtype::Q4_1.format().expect("in blocks"), 1, &block, &mut offset);
-        assert_eq!(offset, [0xae, 0xab]);
-    }
-
-    #[test]
-    fn blocks_of_bytes_are_taken_apart() {
-        let format = Dtype::Q8_0.format().expect("in blocks");
-        let blocks: Vec<u8> = (0..68).collect();
-        let (mut codes, mut scales) = ([0; 64], [0; 4]);
-        codes_of(format, &blocks, &mut codes);
-        parameters_of(format, 0, &blocks, &mut scales);
-        assert!(codes.iter().copied().eq((2..34).chain(36..68)));
-        assert_eq!(scales, [0, 1, 34, 35]);
+        assert_eq!(f32s(Number::Blocks(Dtype::Q4_1), &blocks, 32)[15], 1024.0 + 7.0 / 8192.0);
     }
 
     #[test]

@@ -3,8 +3,9 @@
 //! device has says [`crate::config::tensor_parallel`].
 //!
 //! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
-//! value heads, experts' hidden features are cut by the blocks of 32 that MXFP4 has, and the last device's are filled
-//! up with zeros, which change no sum. The vocabulary is cut where it divides, and logits are put side by side.
+//! value heads, experts' hidden features are cut by blocks of 32, as MXFP4 has them, and the last device's are filled
+//! up with zeros, which change no sum. What a device has of a row in blocks must be whole ones. The vocabulary is cut
+//! where it divides, and logits are put side by side.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,9 +14,7 @@ use super::slice::{Cut, Slice};
 use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::config::tensor_parallel::{
-    BLOCK, FEATURES, HEAD_DIM, HEADS, KV_HEADS, NO_CUT_HINT, TpRank, UnevenDimensions,
-};
+use crate::config::tensor_parallel::{FEATURES, HEAD_DIM, HEADS, KV_HEADS, NO_CUT_HINT, TpRank, UnevenDimensions};
 use crate::family::Sharding;
 use hint::Hint;
 
@@ -33,8 +32,14 @@ pub enum TensorParallelError {
         shape: Vec<usize>,
     },
     /// A device's own columns are no whole blocks.
-    #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {BLOCK}")]
-    Blocks { size: usize, name: String, columns: usize },
+    #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {block}")]
+    Blocks {
+        size: usize,
+        name: String,
+        columns: usize,
+        /// Columns of a block of the tensor's format.
+        block: usize,
+    },
 }
 
 impl Cut {
@@ -56,31 +61,63 @@ impl Hint for TensorParallelError {
         match self {
             Self::Dimensions(error) => error.hint(),
             Self::Misfit { .. } => Some(NO_CUT_HINT.to_owned()),
-            Self::Blocks { .. } => Some("fewer devices have more columns each".to_owned()),
+            Self::Blocks { .. } => Some(
+                "fewer devices have more columns each, and without `--stored-weights` these have no blocks".to_owned(),
+            ),
         }
     }
 }
 
-/// How the family has a tensor cut, and whether it is a parameter of another one's blocks: those are cut as what they
-/// belong to.
-fn rule(whole: &ModelConfig, name: &str) -> (Sharding, bool) {
-    whole.family.tensor(name).map_or((Sharding::Whole, false), |(tensor, is_parameter)| (tensor.cut, is_parameter))
+/// How the family has a tensor cut, and the name of the tensor of whose blocks it is a parameter: those are cut as what
+/// they belong to.
+fn rule(whole: &ModelConfig, name: &str) -> (Sharding, Option<String>) {
+    let Some((tensor, is_parameter)) = whole.family.tensor(name) else { return (Sharding::Whole, None) };
+    let layer = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(layer, _)| layer);
+    let of = || match layer.filter(|_| tensor.per_layer) {
+        Some(layer) => format!("block.{layer}.{}", tensor.name),
+        None => tensor.name.clone(),
+    };
+    (tensor.cut, is_parameter.then(of))
+}
+
+/// How many columns of numbers there are to what a tensor consists of.
+#[derive(Clone, Copy)]
+struct Grain {
+    /// To a block; 1 where there are none.
+    block: usize,
+    /// To an element: several, where it is a parameter of blocks.
+    element: usize,
+}
+
+impl Checkpoint {
+    fn grain(&self, tensor: &Tensor) -> Grain {
+        let of = rule(&self.config, &tensor.name).1;
+        let format = of.as_ref().map_or(tensor, |of| self.tensor(of)).dtype.format();
+        let Some(format) = format else { return Grain { block: 1, element: 1 } };
+        let is_it = |of: &String| format.parameters.iter().find(|one| one.name_beside(of) == tensor.name);
+        Grain { block: format.block_len(), element: of.as_ref().and_then(is_it).map_or(1, |one| one.every) }
+    }
 }
 
 impl TpRank {
     /// Whether its own columns of a tensor in blocks are whole ones.
-    fn check_blocks(self, tensor: &Tensor, whole: &ModelConfig) -> Result<(), TensorParallelError> {
-        let columns = whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM);
-        let is_cut = self.size > 1 && rule(whole, &tensor.name).0 == Sharding::QueryHeadColumns;
-        if is_cut && tensor.dtype.format().is_some() && !columns.is_multiple_of(BLOCK) {
-            return Err(TensorParallelError::Blocks { size: self.size, name: tensor.name.clone(), columns });
+    fn check_blocks(self, tensor: &Tensor, grain: Grain, whole: &ModelConfig) -> Result<(), TensorParallelError> {
+        let columns = match rule(whole, &tensor.name).0 {
+            Sharding::QueryHeadColumns => whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM),
+            Sharding::FeatureColumns => self.features(whole.dim(FEATURES)).1,
+            _ => return Ok(()),
+        };
+        if tensor.dtype.format().is_some() && !columns.is_multiple_of(grain.block) {
+            let (size, name) = (self.size, tensor.name.clone());
+            return Err(TensorParallelError::Blocks { size, name, columns, block: grain.block });
         }
         Ok(())
     }
 
     /// What of a tensor is its own; `None` if it is all of it.
-    fn cut(self, tensor: &Tensor, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
-        let (rule, is_parameter) = rule(whole, &tensor.name);
+    fn cut(self, tensor: &Tensor, grain: Grain, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
+        let (rule, of) = rule(whole, &tensor.name);
+        let (is_parameter, Grain { block, element }) = (of.is_some(), grain);
         let [head_dim, num_attention_heads, num_key_value_heads, intermediate_size] =
             [HEAD_DIM, HEADS, KV_HEADS, FEATURES].map(|name| whole.dim(name));
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
@@ -89,8 +126,6 @@ impl TpRank {
         let &last = shape.last().expect("every tensor has a dimension");
         // Biases and sinks have an element for each row.
         let row_len = if tensor.name.ends_with("weight") || is_parameter { last } else { 1 };
-        // A parameter's columns are blocks.
-        let unit = if is_parameter { BLOCK } else { 1 };
         let rows_of = |rows: Vec<Range<usize>>, n_rows: usize, n_made: usize| Cut {
             matrix: [n_rows, row_len],
             rows,
@@ -120,19 +155,16 @@ impl TpRank {
             }
             Sharding::QueryHeadColumns => {
                 let own = scaled(self.own(num_attention_heads), head_dim);
-                let n_made = own.len() / unit;
-                columns_of(own.start / unit..own.end / unit, n_made)
+                let n_made = own.len() / element;
+                columns_of(own.start / element..own.end / element, n_made)
             }
             Sharding::GateAndUpRows => rows_of(vec![scaled(features, 2)], 2 * intermediate_size, 2 * n_features),
             // Two matrices, of which each is filled up.
             Sharding::GateRowsUpRows => rows_of(vec![features], intermediate_size, n_features),
             // Of rows of blocks there are whole ones, and so are there of what is cut.
-            Sharding::FeatureColumns if is_parameter => {
-                columns_of(features.start.div_ceil(BLOCK)..features.end.div_ceil(BLOCK), n_features / BLOCK)
-            }
             Sharding::FeatureColumns => {
-                let end = features.end.next_multiple_of(BLOCK).min(last);
-                columns_of(features.start.min(end)..end, n_features)
+                let at = |feature: usize| (feature.next_multiple_of(block) / element).min(last);
+                columns_of(at(features.start)..at(features.end), n_features / element)
             }
             Sharding::VocabularyRows => {
                 let own = self.ids(whole.vocab_size);
@@ -165,8 +197,8 @@ impl Checkpoint {
             return Ok(self.clone());
         }
         let config = of.config(&self.config)?;
-        self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, &self.config))?;
-        let part = |tensor: &Tensor| match of.cut(tensor, &self.config) {
+        self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, self.grain(tensor), &self.config))?;
+        let part = |tensor: &Tensor| match of.cut(tensor, self.grain(tensor), &self.config) {
             Some((cut, _)) if !cut.fits(tensor.len()) => {
                 Err(TensorParallelError::Misfit { name: tensor.name.clone(), shape: tensor.shape.clone() })
             }
@@ -224,7 +256,8 @@ mod tests {
     fn parameters_of_blocks_are_cut_as_what_they_belong_to() {
         let config = gpt_oss_20b().with("num_hidden_layers", 1);
         let rank = TpRank { rank: 1, size: 2 };
-        for dtype in [Dtype::Q8_0, Dtype::Q4_1] {
+        let config = config.with("intermediate_size", 3072); // of 256, too, two parts are whole blocks
+        for dtype in [Dtype::Q8_0, Dtype::Q4_1, Dtype::Q5_1, Dtype::Q5K, Dtype::Q6K, Dtype::Q2K] {
             let part = in_blocks(config.clone(), dtype).part(rank).expect("it divides");
             let expected = groups(&part.config).into_iter().flat_map(|group| {
                 let own = if group.tensor.name.ends_with("weight") { dtype } else { Dtype::F32 };
@@ -249,6 +282,11 @@ mod tests {
         let error =
             in_blocks(config, Dtype::Q8_0).part(TpRank { rank: 0, size: 4 }).expect_err("48 columns").to_string();
         let told = "could not cut `block.0.attn.out.weight` for 4 devices: 48 columns each are no whole blocks of 32";
+        assert_eq!(error, told);
+        let config = gpt_oss_20b().with("num_hidden_layers", 1);
+        let error = in_blocks(config, Dtype::Q6K).part(TpRank { rank: 0, size: 2 }).expect_err("1440").to_string();
+        let told =
+            "could not cut `block.0.mlp.mlp2_weight` for 2 devices: 1440 columns each are no whole blocks of 256";
         assert_eq!(error, told);
     }
 

@@ -38,13 +38,15 @@ pub enum CodeError {
 
 impl Checker<'_> {
     /// Compiles and disassembles kernels of the selected templates, for a GPU; with a share `[nth, of]`, of a template
-    /// of two precisions only the nth of so many parts of its cases, in turn, and at least one.
+    /// of two precisions only the nth of so many parts of its cases, in turn, and at least one; and of types beyond the
+    /// common ones those that a thin check has at that shape.
     pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>, llvm: &Llvm) -> Vec<KernelCode> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {
             let precisions: Vec<Precision> = template.precisions().collect();
             let of_precision = |&precision: &Precision| {
-                let trials = largest(trial::trials(template, precision, self.target, &Selection::default()));
+                let which = Selection { is_thin: share.is_some(), ..Selection::default() };
+                let trials = largest(trial::trials(template, precision, self.target, &which));
                 trials.into_iter().map(move |trial| (precision, trial))
             };
             let mut all: Vec<(Precision, Trial)> = precisions.iter().flat_map(of_precision).collect();

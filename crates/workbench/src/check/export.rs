@@ -98,7 +98,7 @@ impl Checker<'_> {
                     let label = format!("{}/{}", template.ops.join("+"), template.variant);
                     ExportError::Wrong { label, precision, wrong: Box::new(wrong) }
                 };
-                for (trial, kernel, scalars) in self.smallest(template, precision).map_err(wrong)? {
+                for (trial, kernel, scalars) in self.smallest(template, precision, selection).map_err(wrong)? {
                     let object = self.store.get_all(&[Request::new(&kernel, self.target)], &()).remove(0);
                     let object = object.map_err(|error| wrong(Wrong::compile(error)))?.object;
                     self.examine(&kernel, &object).map_err(wrong)?;
@@ -115,10 +115,18 @@ impl Checker<'_> {
         Ok(n_cases)
     }
 
-    /// For each choice of element types the case with the fewest multiply-adds.
-    fn smallest(&self, template: &Template, precision: Precision) -> Result<Vec<(Trial, Rendered, Scalars)>, Wrong> {
+    /// For each choice of element types, of a thin selection as far as that has them, the case with the fewest
+    /// multiply-adds.
+    fn smallest(
+        &self,
+        template: &Template,
+        precision: Precision,
+        selection: &Selection,
+    ) -> Result<Vec<(Trial, Rendered, Scalars)>, Wrong> {
         let mut of_dtypes: BTreeMap<Vec<&'static str>, (f64, Trial, Rendered, Scalars)> = BTreeMap::new();
-        for trial in trial::trials(template, precision, self.target, &Selection::default()) {
+        let Selection { is_thin, common_types, .. } = *selection;
+        let which = Selection { is_thin, common_types, ..Selection::default() };
+        for trial in trial::trials(template, precision, self.target, &which) {
             let kernel = render(self.library, template, &trial.problem, &trial.params, self.target)?;
             let rows = if kernel.source.contains(MATRIX_CALL) { MATRIX_ROWS } else { ROWS };
             for scalars in &trial.scalars {

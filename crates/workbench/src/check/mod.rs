@@ -131,8 +131,11 @@ pub struct Selection {
     /// over workspace that was used before, too; and not both at once. At shapes behind the first one, only with the
     /// first types and parameters: of shape, types and such a launch any two meet, but not all three. With half of the
     /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the
-    /// rest.
+    /// rest. Types beyond the first four of a name, which are read by the same text as others but for their decoder,
+    /// are run at the first shape and at one of the others, half of the rows, at one precision.
     pub is_thin: bool,
+    /// Of a thin check: none of those types.
+    pub common_types: bool,
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.
     pub within: Option<Duration>,

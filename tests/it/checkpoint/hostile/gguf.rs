@@ -16,17 +16,17 @@ const F32: u32 = 0;
 
 /// A file put together by hand.
 #[derive(Clone, Default)]
-struct File {
+pub struct File {
     keys: Vec<Vec<u8>>,
     tensors: Vec<Vec<u8>>,
     data: Vec<u8>,
 }
 
-fn text(text: &[u8]) -> Vec<u8> {
+pub fn text(text: &[u8]) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text].concat()
 }
 
-fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
+pub fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
     [&text(name.as_bytes())[..], &kind.to_le_bytes(), value].concat()
 }
 
@@ -35,28 +35,33 @@ fn array(name: &str, kind: u32, len: u64, elements: &[u8]) -> Vec<u8> {
     key(name, ARRAY, &[&kind.to_le_bytes()[..], &len.to_le_bytes(), elements].concat())
 }
 
-fn tensor(name: &str, shape: &[u64], kind: u32, offset: u64) -> Vec<u8> {
+pub fn tensor(name: &str, shape: &[u64], kind: u32, offset: u64) -> Vec<u8> {
     let shape_bytes: Vec<u8> = shape.iter().flat_map(|n| n.to_le_bytes()).collect();
     let dimensions = (shape.len() as u32).to_le_bytes();
     [&text(name.as_bytes())[..], &dimensions, &shape_bytes, &kind.to_le_bytes(), &offset.to_le_bytes()].concat()
 }
 
 impl File {
-    fn key(mut self, key: Vec<u8>) -> Self {
+    pub fn key(mut self, key: Vec<u8>) -> Self {
         self.keys.push(key);
         self
     }
 
-    fn tensor(mut self, tensor: Vec<u8>) -> Self {
+    pub fn tensor(mut self, tensor: Vec<u8>) -> Self {
         self.tensors.push(tensor);
         self
     }
 
     fn data(self, len: usize) -> Self {
-        Self { data: vec![0; len], ..self }
+        self.with_data(vec![0; len])
     }
 
-    fn bytes(&self) -> Vec<u8> {
+    /// What is behind the header.
+    pub fn with_data(self, data: Vec<u8>) -> Self {
+        Self { data, ..self }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = b"GGUF\x03\0\0\0".to_vec();
         bytes.extend((self.tensors.len() as u64).to_le_bytes());
         bytes.extend((self.keys.len() as u64).to_le_bytes());

@@ -1,6 +1,6 @@
 //! Checkpoints that lie: an error each, with a hint, and no more memory than the file could need.
 
-mod gguf;
+pub mod gguf;
 mod safetensors;
 mod tokenizer;
 

@@ -15,9 +15,8 @@ use bytes::Bytes;
 
 use super::CheckpointError;
 use super::inventory::{Inventory, StoredTensor};
-use super::stored::{
-    BLOCK, Codec, MXFP4_BLOCK_BYTES, Number, Q4_0_BLOCK_BYTES, Q4_1_BLOCK_BYTES, Q8_0_BLOCK_BYTES, StoredType,
-};
+use super::stored::{Codec, Number, StoredType};
+use format::Dtype;
 use hint::Hint;
 
 use value::{Cursor, Value};
@@ -260,13 +259,13 @@ impl Listed {
         let mut shape = (0..n_dimensions).map(|_| cursor.u64(part)).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
         let (number, offset) = (cursor.u32(part)?, cursor.u64(part)?);
-        let Some((_, stored)) = TYPES.iter().find(|(known, _)| *known == number) else {
+        let Some(stored) = stored_type(number) else {
             return Err(GgufError::TensorType { name, found: number });
         };
         let Some(len_bytes) = stored.len_bytes(&shape) else {
             return Err(GgufError::Shape { name, shape, kind: stored.name, block_len: stored.block_len });
         };
-        Ok(Self { name, stored: *stored, shape, len_bytes, offset })
+        Ok(Self { name, stored, shape, len_bytes, offset })
     }
 }
 
@@ -296,40 +295,47 @@ fn place(listed: Vec<Listed>, bytes: &Bytes, data_at: usize, alignment: u64) -> 
     Ok(inventory)
 }
 
-const fn blocks(name: &'static str, block_bytes: usize, codec: Codec) -> StoredType {
-    StoredType { name, block_len: BLOCK, block_bytes, codec: Some(codec) }
-}
-
 const fn quantised(name: &'static str, block_len: usize, block_bytes: usize) -> StoredType {
     StoredType { name, block_len, block_bytes, codec: None }
 }
 
-/// The types of ggml by their numbers. Those without a codec are here to be named.
-const TYPES: [(u32, StoredType); 32] = [
+/// The type of ggml that has this number.
+fn stored_type(number: u32) -> Option<StoredType> {
+    let in_blocks = BLOCKS.iter().find(|(known, ..)| *known == number);
+    let in_blocks = in_blocks.map(|(_, name, dtype)| StoredType::in_blocks(name, *dtype));
+    in_blocks.or_else(|| TYPES.iter().find(|(known, _)| *known == number).map(|(_, stored)| *stored))
+}
+
+/// Types in blocks that are read, by their numbers.
+const BLOCKS: [(u32, &str, Dtype); 13] = [
+    (2, "Q4_0", Dtype::Q4_0),
+    (3, "Q4_1", Dtype::Q4_1),
+    (6, "Q5_0", Dtype::Q5_0),
+    (7, "Q5_1", Dtype::Q5_1),
+    (8, "Q8_0", Dtype::Q8_0),
+    (10, "Q2_K", Dtype::Q2K),
+    (11, "Q3_K", Dtype::Q3K),
+    (12, "Q4_K", Dtype::Q4K),
+    (13, "Q5_K", Dtype::Q5K),
+    (14, "Q6_K", Dtype::Q6K),
+    (20, "IQ4_NL", Dtype::Iq4Nl),
+    (23, "IQ4_XS", Dtype::Iq4Xs),
+    (39, "MXFP4", Dtype::Mxfp4),
+];
+
+/// The other types by their numbers. Those without a codec are here to be named.
+const TYPES: [(u32, StoredType); 19] = [
     (0, StoredType::plain("F32", 4, Some(Codec::Number(Number::F32)))),
     (1, StoredType::plain("F16", 2, Some(Codec::Number(Number::F16)))),
     (30, StoredType::plain("BF16", 2, Some(Codec::Number(Number::Bf16)))),
-    (2, blocks("Q4_0", Q4_0_BLOCK_BYTES, Codec::Number(Number::Q4_0))),
-    (3, blocks("Q4_1", Q4_1_BLOCK_BYTES, Codec::Number(Number::Q4_1))),
-    (8, blocks("Q8_0", Q8_0_BLOCK_BYTES, Codec::Number(Number::Q8_0))),
-    (39, blocks("MXFP4", MXFP4_BLOCK_BYTES, Codec::Mxfp4Blocks)),
-    (6, quantised("Q5_0", 32, 22)),
-    (7, quantised("Q5_1", 32, 24)),
     (9, quantised("Q8_1", 32, 40)),
-    (10, quantised("Q2_K", 256, 84)),
-    (11, quantised("Q3_K", 256, 110)),
-    (12, quantised("Q4_K", 256, 144)),
-    (13, quantised("Q5_K", 256, 176)),
-    (14, quantised("Q6_K", 256, 210)),
     (15, quantised("Q8_K", 256, 292)),
     (16, quantised("IQ2_XXS", 256, 66)),
     (17, quantised("IQ2_XS", 256, 74)),
     (18, quantised("IQ3_XXS", 256, 98)),
     (19, quantised("IQ1_S", 256, 50)),
-    (20, quantised("IQ4_NL", 32, 18)),
     (21, quantised("IQ3_S", 256, 110)),
     (22, quantised("IQ2_S", 256, 82)),
-    (23, quantised("IQ4_XS", 256, 136)),
     (29, quantised("IQ1_M", 256, 56)),
     (34, quantised("TQ1_0", 256, 54)),
     (35, quantised("TQ2_0", 256, 66)),

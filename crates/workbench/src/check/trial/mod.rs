@@ -62,6 +62,10 @@ pub(crate) fn whole(scalars: &Scalars) -> BTreeMap<String, u64> {
     scalars.iter().map(|(name, &value)| (name.clone(), value as u64)).collect()
 }
 
+/// Types of a name beyond so many are formats whose numbers kernels read by the same text as those of formats before
+/// them, but for a function of a few lines.
+const COMMON_TYPES: usize = 4;
+
 /// Everything that a template is run on at a precision. Empty if no test fits it. The first shape that fits is run with
 /// every combination of dtypes, the others with as few as have every dtype. A template that has shapes of its own is
 /// run there with the parameters that tables can choose, another one everywhere.
@@ -75,11 +79,14 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         let is_for_tables = template.tests.is_empty() || i >= of_ops.len();
         let tables = which.tables.as_deref().filter(|_| is_for_tables);
         let all = with_all_dtypes(template, test, precision).into_iter();
-        let fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
+        let mut fitting: Vec<Problem> = all.filter(|problem| template.fits(problem, target).is_ok()).collect();
         if which.first_shape && !trials.is_empty() {
             break;
         }
         let is_first = trials.is_empty();
+        let nth_shape = if is_first { None } else { Some([i, of_ops.len() + template.tests.len() - 1]) };
+        let further =
+            if which.is_thin { take_further(&mut fitting, template, precision, which, nth_shape) } else { vec![] };
         let mut problems = if is_first { fitting } else { with_every_dtype(fitting) };
         let mut half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
         if let Some(kept) = half.filter(|_| trials.is_empty()).and_then(|half| every_other_choice(&problems, half)) {
@@ -90,9 +97,11 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         if let Some(skipped) = half.take_if(|_| goes_by_types) {
             problems = problems.into_iter().skip((skipped + i) % 2).step_by(2).collect();
         }
-        for (k, problem) in problems.into_iter().enumerate() {
+        let n_common = problems.len();
+        for (k, problem) in problems.into_iter().chain(further).enumerate() {
             // Around its tiles, other types are no other tiles.
-            let tables = tables.filter(|_| k == 0 || template.tests.is_empty());
+            let tables = tables.filter(|_| k == 0 || template.tests.is_empty() && k < n_common);
+            let half = if k < n_common { half } else { Some(i) };
             for (n, params) in points(template, &problem, target, which.all_params, tables).into_iter().enumerate() {
                 let (problem, mut scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 if which.more_rows && trials.is_empty() {
@@ -189,6 +198,43 @@ fn with_all_dtypes(template: &Template, test: &TestShape, precision: Precision) 
         }
     }
     problems
+}
+
+/// Takes the problems with types beyond the common ones out, and gives those that are run nevertheless: each such type
+/// with one of the choices of the others, at the first shape, `None`, and one of the others, `[nth, of]`; of two
+/// precisions at one, and in the other half at the other one.
+fn take_further(
+    problems: &mut Vec<Problem>,
+    template: &Template,
+    precision: Precision,
+    which: &Selection,
+    nth_shape: Option<[usize; 2]>,
+) -> Vec<Problem> {
+    let nth = |problem: &Problem| {
+        let places = problem.dtypes.iter().filter_map(|(name, dtype)| {
+            let allowed = template.signature.dtypes.get(name)?;
+            allowed.iter().position(|one| one == dtype).filter(|place| *place >= COMMON_TYPES)
+        });
+        places.max()
+    };
+    let (further, common): (Vec<Problem>, Vec<Problem>) = problems.drain(..).partition(|one| nth(one).is_some());
+    *problems = common;
+    if problems.is_empty() {
+        return further; // it takes no others
+    }
+    // A fused kernel reads them as the op's own does.
+    if which.own_tests || which.common_types || nth_shape.is_some() && template.ops.len() > 1 {
+        return Vec::new();
+    }
+    let mut by_type: BTreeMap<usize, Vec<Problem>> = BTreeMap::new();
+    further.into_iter().for_each(|one| by_type.entry(nth(&one).unwrap_or_default()).or_default().push(one));
+    let n_precisions = template.precisions().count().max(1);
+    let turn = nth_precision(template, precision) + which.half.unwrap_or_default();
+    by_type.retain(|place, _| {
+        let is_at_shape = nth_shape.is_none_or(|[i, of]| place % of.max(1) == i % of.max(1));
+        is_at_shape && (place + turn).is_multiple_of(n_precisions)
+    });
+    by_type.into_iter().map(|(place, mut choices)| choices.swap_remove(place / 2 % choices.len())).collect()
 }
 
 /// As few of these problems as have every dtype that any of them has.

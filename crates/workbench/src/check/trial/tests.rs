@@ -179,3 +179,30 @@ fn few_problems_have_every_dtype() {
     assert!(has("bias", Dtype::F32) && has("bias", Dtype::Bf16));
     assert!(with_every_dtype(Vec::new()).is_empty());
 }
+
+#[test]
+fn a_thin_check_has_each_format_at_the_first_shape_and_at_one_other() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let template = library.template("linear/tile", Language::Hip).expect("built in");
+    let target = Target::gpu("gfx1100").expect("known").simulated();
+    for half in [Some(0), Some(1)] {
+        let which = Selection { half, is_thin: true, ..Selection::default() };
+        let mut shapes: BTreeMap<Dtype, Vec<String>> = BTreeMap::new();
+        for precision in template.precisions() {
+            for Trial { problem, .. } in trials(template, precision, &target, &which) {
+                shapes.entry(problem.dtypes["weight"]).or_default().push(list(&problem.dims));
+            }
+        }
+        let allowed = &template.signature.dtypes["weight"];
+        assert!(shapes.keys().copied().collect::<BTreeSet<_>>() == allowed.iter().copied().collect());
+        for dtype in &allowed[COMMON_TYPES..] {
+            let of = &shapes[dtype];
+            assert!(of.len() == 2 && of[0] != of[1], "{dtype}: {of:?}");
+            assert!(of.contains(&"in_features 45, out_features 33".to_owned()), "{dtype}: {of:?}");
+        }
+        assert!(allowed[..COMMON_TYPES].iter().all(|dtype| shapes[dtype].len() > 5));
+        let common = Selection { common_types: true, ..which };
+        let n_types = trials(template, Precision::F32, &target, &common);
+        assert!(n_types.iter().all(|trial| allowed[..COMMON_TYPES].contains(&trial.problem.dtypes["weight"])));
+    }
+}
