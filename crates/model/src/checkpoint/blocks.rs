@@ -128,11 +128,14 @@ impl Fields {
     /// Each of them, in the order of the numbers: neighbours share a byte, the first in its lowest bits.
     fn repack(self, block: &[u8], to: &mut [u8]) {
         let n = 8 / self.bits;
+        if n == 1 {
+            return to.copy_from_slice(&block[self.at..][..to.len()]);
+        }
         let mut each = [0; MAX_LEN];
         let each = &mut each[..n * to.len()];
         self.unpack(block, each);
         for (to, each) in to.iter_mut().zip(each.chunks_exact(n)) {
-            *to = each.iter().rev().fold(0, |byte, one| if n == 1 { *one } else { byte << self.bits | one });
+            *to = each.iter().rev().fold(0, |byte, one| byte << self.bits | one);
         }
     }
 }
