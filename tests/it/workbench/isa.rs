@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use format::Dtype;
 use kernel::object::cache::{Cache, CacheLimits};
 use kernel::object::compile::Request;
 use kernel::object::store::Store;
@@ -169,6 +170,12 @@ fn converts_for_the_unit(code: &Code) -> bool {
     innermost.any(|found| has(&found.all, is_fp4_conversion) && has(&found.all, Instruction::is_matrix))
 }
 
+/// Whether a kernel reads weights in blocks: a lane then loads 8 numbers or more at once, for which few bytes are enough.
+fn is_of_blocks(case: &str) -> bool {
+    let weight = case.split(", ").find_map(|part| part.strip_prefix("weight "));
+    weight.and_then(Dtype::from_name).is_some_and(|dtype| dtype.format().is_some())
+}
+
 /// What is wrong with the code of a kernel. `uses_matrix_unit` says whether it is to.
 fn faults(source: &str, code: &Code, variant: &str) -> Vec<&'static str> {
     let uses_matrix_unit = source.contains("__builtin_amdgcn_wmma_") || source.contains("__builtin_amdgcn_mfma_");
@@ -217,7 +224,9 @@ fn become_their_instructions(archs: &[&str]) {
                     if converts_for_the_unit(code) {
                         converting.insert((arch, kernel.op.clone()));
                     }
-                    let found = faults(&rendered.source, code, &kernel.variant);
+                    let loads_bytes = kernel.variant == "gemv" && is_of_blocks(&kernel.case);
+                    let variant = if loads_bytes { "gemv of blocks" } else { &kernel.variant };
+                    let found = faults(&rendered.source, code, variant);
                     wrong.extend(found.into_iter().map(|what| format!("{}: {what}", name(arch, kernel))));
                 }
             }
