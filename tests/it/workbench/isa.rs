@@ -170,7 +170,7 @@ fn converts_for_the_unit(code: &Code) -> bool {
     innermost.any(|found| has(&found.all, is_fp4_conversion) && has(&found.all, Instruction::is_matrix))
 }
 
-/// Whether a kernel reads weights in blocks: a lane then loads 8 numbers or more at once, for which few bytes are enough.
+/// Whether a kernel reads weights in blocks: a lane then loads 8 numbers or more at once, of which few bytes have all.
 fn is_of_blocks(case: &str) -> bool {
     let weight = case.split(", ").find_map(|part| part.strip_prefix("weight "));
     weight.and_then(Dtype::from_name).is_some_and(|dtype| dtype.format().is_some())
