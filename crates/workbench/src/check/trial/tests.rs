@@ -117,7 +117,7 @@ fn thinned_out_any_two_of_rows_types_and_precision_meet_and_the_first_two_at_eve
             for Trial { problem, scalars, .. } in trials(template, precision, &target, which) {
                 let (dims, weight) = (list(&problem.dims), problem.dtypes["weight"].to_string());
                 // Types beyond the common ones meet less: `a_thin_check_has_each_format…` says what.
-                if !["f32", "bf16", "q8_0", "q4_1"].contains(&weight.as_str()) {
+                if !template.signature.dtypes["weight"][..COMMON_TYPES].contains(&problem.dtypes["weight"]) {
                     continue;
                 }
                 met.insert((weight.clone(), precision.name().to_owned(), String::new()));
