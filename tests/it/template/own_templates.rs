@@ -130,6 +130,20 @@ fn a_folder_in_the_environment_is_searched_after_the_flag() {
 }
 
 #[test]
+fn files_of_lib_go_before_those_built_in_however_deep_they_lie() {
+    let workshop = Workshop::new();
+    let name = "lib/host/weights/q8_0.c.j2";
+    let built_in = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates").join(name);
+    let own = format!("{}// mine\n", fs::read_to_string(built_in).expect("a file of the repository"));
+    let _ = file(Path::new(&workshop.templates()), name, own.as_bytes());
+    let show = ["kernels", "show", "embedding/blocks", "--arch", "x86-64", "--with", "table=q8_0"];
+    assert!(!run(&show).ok().text().contains("// mine"));
+    let templates = workshop.templates();
+    let shown = run(&[&show[..], &["--templates", templates.as_str()]].concat()).ok();
+    assert!(shown.text().contains("// mine"), "{}", shown.text());
+}
+
+#[test]
 fn a_mistake_in_a_template_is_told_with_file_and_line() {
     let grid = line_of("grid = ");
     let body = line_of(BODY);
