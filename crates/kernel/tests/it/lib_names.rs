@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Deserialize;
 
 /// Ways to do the same, of which a kernel includes one: they give the same names.
-const ALTERNATIVES: [&[&str]; 3] = [
+const ALTERNATIVES: [&[&str]; 4] = [
     &[
         "lib/host/dot_f32.c.j2",
         "lib/host/dot_bf16.c.j2",
@@ -18,6 +18,7 @@ const ALTERNATIVES: [&[&str]; 3] = [
     ],
     &["lib/attention/matrix_softmax.hip.j2", "lib/attention/matrix_softmax8.hip.j2"],
     &["lib/wgmma/panels.hip.j2", "lib/wgmma/quads.hip.j2"],
+    &["lib/wgmma/lds_weights.hip.j2", "lib/wgmma/codes.hip.j2"],
 ];
 
 /// Files that include one of a folder, which a name chooses; what all of these give, they give too.
@@ -25,7 +26,7 @@ const CHOOSERS: [(&str, &str); 2] =
     [("lib/hip/weights.hip.j2", "lib/hip/weights/"), ("lib/host/weights.c.j2", "lib/host/weights/")];
 
 /// Constants of a block's tile, which mean the same wherever a file of its own shape gives them.
-const OF_A_TILE: [&str; 5] = ["TILE_T", "TILE_N", "TILE_K", "THREADS", "SPAN"];
+const OF_A_TILE: [&str; 7] = ["TILE_T", "TILE_N", "TILE_K", "THREADS", "SPAN", "PANEL_K", "RING"];
 
 /// What a file includes for those that include it: who reads weights multiplies them by activations.
 const FOR_INCLUDERS: [(&str, &str); 1] = [("lib/hip/weights.hip.j2", "lib/hip/activation.hip.j2")];
