@@ -11,4 +11,5 @@ pub mod odd_sizes;
 mod quantize;
 pub mod reading;
 mod smollm2;
+mod spellings;
 pub mod weights;

@@ -125,7 +125,8 @@ impl Sequence {
         self.request.prompt_logprobs.is_some() && self.n_scored + 1 < self.n_prompt
     }
 
-    /// The row that the step gets next tells how probable the token behind it is, if that is asked for and was not told.
+    /// The row that the step gets next tells how probable the token behind it is, if that is asked for and was not
+    /// told.
     pub(crate) fn add_scored_row(&mut self, slot: usize, position: usize, step: &mut Step) {
         if self.is_scored() && position == self.n_scored {
             self.n_scored += 1;

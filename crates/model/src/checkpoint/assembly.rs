@@ -13,7 +13,7 @@ use bytes::Bytes;
 use super::encoding::{Encoding, TensorInfo};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
-use super::stored::{Codec, Number, is_bf16};
+use super::stored::{Codec, Mxfp4Order, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
 use crate::config::ModelConfig;
@@ -54,6 +54,9 @@ pub(super) const OPENAI: FileLayout = FileLayout {
 /// GGUF files, as llama.cpp's converter writes them.
 pub(super) const GGUF: FileLayout =
     FileLayout { names: family::NamingScheme::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
+
+/// GGUF files as Ollama's converter writes them.
+pub(super) const OLLAMA: FileLayout = FileLayout { names: family::NamingScheme::Ollama, ..GGUF };
 
 /// A tensor of the model made of numbers, whose type is not decided yet.
 struct PlannedTensor {
@@ -110,11 +113,12 @@ impl Taking<'_> {
     /// Takes what the tensor of a group in layer `l` is made of.
     fn group(&mut self, inventory: &mut Inventory, group: &Group, l: usize) {
         let is_expert = group.tensor.is_expert;
+        let names = self.format.names_of(inventory, group, l);
         if is_expert && self.has_mxfp4 {
             let parts: [TensorInfo; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
             let tensors = match self.format.mxfp4 {
                 Mxfp4::Apart { codes, scales } => self.apart(inventory, group, l, parts, [codes, scales]),
-                Mxfp4::Blocks => self.blocks(inventory, group, l, parts),
+                Mxfp4::Blocks => self.blocks(inventory, group, l, names, parts),
             };
             self.tensors.extend(tensors.into_iter().flatten());
             return;
@@ -122,8 +126,8 @@ impl Taking<'_> {
         // Numbers in blocks of 32 along rows; a row of what is put together by turns may be a single number.
         let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight");
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
-        let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
-        let order = match (group.tensor.spelled(self.format.names), group.tensor.stack()) {
+        let Some(pieces) = self.pieces(inventory, group, l, names, wanted) else { return };
+        let order = match (group.tensor.spelled(names), group.tensor.stack()) {
             (Spelled::Stacked(_), Some(Stack::InTurn)) => ElementOrder::Interleaved,
             (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
             (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
@@ -132,15 +136,22 @@ impl Taking<'_> {
             name: group.name_in(l),
             shape: group.shape.clone(),
             pieces,
-            pairs: group.tensor.pieces(self.format.names, &self.dims).iter().map(|piece| piece.pairs).collect(),
+            pairs: group.tensor.pieces(names, &self.dims).iter().map(|piece| piece.pairs).collect(),
             order,
             is_expert,
         });
     }
 
     /// What a tensor is made of; `None` if anything is wrong with any of it.
-    fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
-        let pieces = group.tensor.pieces(self.format.names, &self.dims);
+    fn pieces(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        names: family::NamingScheme,
+        wanted: Form,
+    ) -> Option<Vec<StoredTensor>> {
+        let pieces = group.tensor.pieces(names, &self.dims);
         let taken = pieces.iter().map(|StoredPiece { name, shape, .. }| {
             inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
         });
@@ -163,9 +174,9 @@ impl Taking<'_> {
         let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
-        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize]| {
+        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize], wanted: Form| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
-            let taken = inventory.take(stored, shape, Form::Byte)?;
+            let taken = inventory.take(stored, shape, wanted)?;
             Some(Tensor {
                 name: part.name_in(l),
                 dtype: part.dtype,
@@ -174,7 +185,8 @@ impl Taking<'_> {
                 file_offset: Some(taken.file_offset),
             })
         };
-        [take(codes_part, suffixes[0], &shapes[0]), take(scales_part, suffixes[1], &shapes[1])]
+        let codes = take(codes_part, suffixes[0], &shapes[0], Form::Byte);
+        [codes, take(scales_part, suffixes[1], &shapes[1], Form::Scale)]
     }
 
     /// Codes and scales out of blocks that hold both.
@@ -183,32 +195,52 @@ impl Taking<'_> {
         inventory: &mut Inventory,
         group: &Group,
         l: usize,
+        names: family::NamingScheme,
         parts: [TensorInfo; 2],
     ) -> [Option<Tensor>; 2] {
-        let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
+        let Some(pieces) = self.pieces(inventory, group, l, names, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { ElementOrder::Concatenated } else { ElementOrder::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
+        let step = |piece: &StoredTensor, is_codes: bool| match piece.stored.codec {
+            _ if !is_codes => ElementConversion::Parameter(format, 0),
+            Some(Codec::Mxfp4Blocks(Mxfp4Order::Neighbours)) => ElementConversion::CodesAsTheyAre(format),
+            _ => ElementConversion::Codes(format),
+        };
         let [codes, scales] = parts;
-        [(codes, ElementConversion::Codes(format)), (scales, ElementConversion::Parameter(format, 0))].map(
-            |(part, step)| {
-                let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
-                let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
-                Some(Tensor {
-                    name: part.name_in(l),
-                    dtype: part.dtype,
-                    elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
-                    shape: part.shape,
-                    file_offset,
-                })
-            },
-        )
+        [(codes, true), (scales, false)].map(|(part, is_codes)| {
+            let pieces = pieces.iter().map(|piece| {
+                let (bytes, step) = (piece.bytes.clone(), step(piece, is_codes));
+                Piece { bytes, step, pairs: None }
+            });
+            let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
+            Some(Tensor {
+                name: part.name_in(l),
+                dtype: part.dtype,
+                elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
+                shape: part.shape,
+                file_offset,
+            })
+        })
     }
 }
 
 impl FileLayout {
     fn name_in(&self, name: &str, group: &Group, l: usize) -> String {
         if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
+    }
+
+    /// What names the parts of a tensor have: a file of Ollama's may have one whole, or in parts as llama.cpp has it.
+    fn names_of(&self, inventory: &Inventory, group: &Group, l: usize) -> family::NamingScheme {
+        match group.tensor.spelled(self.names) {
+            Spelled::Same(name)
+                if self.names == family::NamingScheme::Ollama
+                    && inventory.get(&self.name_in(name, group, l)).is_none() =>
+            {
+                family::NamingScheme::Gguf
+            }
+            _ => self.names,
+        }
     }
 
     /// Whether the experts' matrices are in MXFP4, judged by the first layer's that are stored as one.
@@ -221,7 +253,9 @@ impl FileLayout {
             let first = |name: &str| inventory.get(&self.name_in(name, &group, 0));
             match self.mxfp4 {
                 Mxfp4::Apart { codes, .. } => first(&format!("{name}{codes}")).is_some(),
-                Mxfp4::Blocks => first(name).is_some_and(|tensor| tensor.stored.codec == Some(Codec::Mxfp4Blocks)),
+                Mxfp4::Blocks => {
+                    first(name).is_some_and(|tensor| matches!(tensor.stored.codec, Some(Codec::Mxfp4Blocks(_))))
+                }
             }
         })
     }

@@ -7,7 +7,7 @@
 //!
 //! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them.
 //! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
-//! of which [`assembly`] makes those of the model. [`download`] knows what is there of a file that is not. [`random`]
+//! of which [`assembly`] makes those of the model; [`foreign`] names what is not read. [`download`] knows what is there of a file that is not. [`random`]
 //! describes weights that are made where they are used; [`tensor_parallel`] cuts a model for several devices, into
 //! [`slice`]s; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
 //! says what one takes.
@@ -22,6 +22,7 @@ pub mod encoding;
 mod error;
 pub mod export;
 pub(crate) mod folder;
+mod foreign;
 pub mod gguf;
 pub(crate) mod inventory;
 pub mod layout;
@@ -44,6 +45,7 @@ use crate::config::ModelConfig;
 use format::Dtype;
 
 pub use error::CheckpointError;
+pub use foreign::ForeignQuantization;
 use gguf::model::GgufTokenizer;
 use layout::{Layout, LayoutFinding};
 use quantized::{Quantization, Quantized};

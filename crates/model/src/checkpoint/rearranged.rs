@@ -53,6 +53,8 @@ pub(crate) enum ElementConversion {
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: consecutive elements of few bits share a byte, the first in its lowest.
     Codes(&'static BlockFormat),
+    /// The same of blocks that have them so behind their only scale, a byte.
+    CodesAsTheyAre(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
     Parameter(&'static BlockFormat, usize),
 }
@@ -62,7 +64,9 @@ impl ElementConversion {
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
-            Self::Codes(format) => n_elements / format.block_len() * blocks::stored_bytes(format.dtype),
+            Self::Codes(format) | Self::CodesAsTheyAre(format) => {
+                n_elements / format.block_len() * blocks::stored_bytes(format.dtype)
+            }
             Self::Parameter(format, i) => {
                 n_elements * format.parameters[i].every / format.block_len() * blocks::stored_bytes(format.dtype)
             }
@@ -73,7 +77,7 @@ impl ElementConversion {
     fn made_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { to, .. } => to.len_bytes(n_elements),
-            Self::Codes(format) => format.dtype.len_bytes(n_elements),
+            Self::Codes(format) | Self::CodesAsTheyAre(format) => format.dtype.len_bytes(n_elements),
             Self::Parameter(format, i) => format.parameters[i].dtype.len_bytes(n_elements),
         }
     }
@@ -82,6 +86,12 @@ impl ElementConversion {
         match self {
             Self::Convert { from: number, to: dtype } => number.convert(from, dtype, to),
             Self::Codes(format) => codes_of(format, from, to),
+            Self::CodesAsTheyAre(format) => {
+                let n = format.dtype.len_bytes(format.block_len());
+                from.chunks_exact(1 + n)
+                    .zip(to.chunks_exact_mut(n))
+                    .for_each(|(from, to)| to.copy_from_slice(&from[1..]));
+            }
             Self::Parameter(format, i) => parameters_of(format, i, from, to),
         }
     }
@@ -146,7 +156,7 @@ impl Rearranged {
     pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
             ElementConversion::Convert { from, .. } => Some(from),
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => None,
+            _ => None,
         })
     }
 
@@ -156,7 +166,7 @@ impl Rearranged {
             ElementConversion::Convert { from, .. } => {
                 Piece { step: ElementConversion::Convert { from, to }, ..piece.clone() }
             }
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => piece.clone(),
+            _ => piece.clone(),
         });
         Self::new(pieces.collect(), self.order, self.row_len)
     }
@@ -205,7 +215,7 @@ impl Rearranged {
                 from.format().is_none_or(|format| blocks::are_finite(format, &piece.bytes))
             }
             ElementConversion::Parameter(format, 0) => blocks::are_finite(format, &piece.bytes),
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => true, // looked at for the first
+            _ => true, // looked at for the first parameter
         };
         self.pieces.iter().all(is_finite)
     }

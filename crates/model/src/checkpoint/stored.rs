@@ -25,11 +25,21 @@ pub(crate) struct StoredType {
 pub(crate) enum Codec {
     /// Numbers that become f32 or bf16.
     Number(Number),
-    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes, code i in the low half of byte i and code i + 16 in its high
-    /// half.
-    Mxfp4Blocks,
+    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes.
+    Mxfp4Blocks(Mxfp4Order),
     /// Bytes that are taken as they are: the codes and the scales of MXFP4 in safetensors.
     Byte,
+    /// Exponents of 8 bits: scales of MXFP4, too.
+    Exponent,
+}
+
+/// Which codes of a block of MXFP4 share a byte, the first in its low half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mxfp4Order {
+    /// Codes i and i + 16, as llama.cpp has them.
+    Halves,
+    /// Neighbours, as Ollama's converter leaves them.
+    Neighbours,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +57,10 @@ pub(crate) enum Number {
 impl StoredType {
     /// Numbers in blocks of a format.
     pub(crate) fn in_blocks(name: &'static str, dtype: Dtype) -> Self {
-        let codec = if dtype == Dtype::Mxfp4 { Codec::Mxfp4Blocks } else { Codec::Number(Number::Blocks(dtype)) };
+        let codec = match dtype {
+            Dtype::Mxfp4 => Codec::Mxfp4Blocks(Mxfp4Order::Halves),
+            _ => Codec::Number(Number::Blocks(dtype)),
+        };
         let block_len = dtype.format().expect("in blocks").block_len();
         Self { name, block_len, block_bytes: stored_bytes(dtype), codec: Some(codec) }
     }
