@@ -2,6 +2,7 @@
 
 pub mod downloads;
 pub mod export;
+mod f8;
 pub mod fuzzed;
 pub mod hostile;
 pub mod kinds;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::encoding::{Encoding, TensorInfo};
+use super::f8::{F8Scales, is_f8};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
 use super::stored::{Codec, Mxfp4Order, Number, is_bf16};
@@ -63,6 +64,8 @@ struct PlannedTensor {
     name: String,
     shape: Vec<usize>,
     pieces: Vec<StoredTensor>,
+    /// Of each piece, where it has some.
+    scales: Vec<Option<F8Scales>>,
     /// Rows of a head of each piece whose rows are in pairs.
     pairs: Vec<Option<usize>>,
     order: ElementOrder,
@@ -124,7 +127,8 @@ impl Taking<'_> {
             return;
         }
         // Numbers in blocks of 32 along rows; a row of what is put together by turns may be a single number.
-        let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight");
+        let is_turned = matches!(group.tensor.spelled(names), Spelled::Transposed(_));
+        let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight") && !is_turned;
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
         let Some(pieces) = self.pieces(inventory, group, l, names, wanted) else { return };
         let order = match (group.tensor.spelled(names), group.tensor.stack()) {
@@ -132,7 +136,9 @@ impl Taking<'_> {
             (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
             (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
         };
+        let Some(scales) = self.scales(inventory, group, l, names, &pieces) else { return };
         self.planned.push(PlannedTensor {
+            scales,
             name: group.name_in(l),
             shape: group.shape.clone(),
             pieces,
@@ -140,6 +146,24 @@ impl Taking<'_> {
             order,
             is_expert,
         });
+    }
+
+    /// The scales of pieces in 8 bits; `None` if some are not as they should be.
+    fn scales(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        names: family::NamingScheme,
+        pieces: &[StoredTensor],
+    ) -> Option<Vec<Option<F8Scales>>> {
+        let named = group.tensor.pieces(names, &self.dims);
+        let scales = pieces.iter().zip(named).map(|(piece, StoredPiece { name, shape, .. })| {
+            let name = self.format.name_in(name, group, l);
+            is_f8(piece).then(|| F8Scales::take(inventory, &name, &shape))
+        });
+        let scales: Vec<Option<Option<F8Scales>>> = scales.collect();
+        scales.into_iter().map(|scales| scales.map_or(Some(None), |of| of.map(Some))).collect()
     }
 
     /// What a tensor is made of; `None` if anything is wrong with any of it.
@@ -211,7 +235,7 @@ impl Taking<'_> {
         [(codes, true), (scales, false)].map(|(part, is_codes)| {
             let pieces = pieces.iter().map(|piece| {
                 let (bytes, step) = (piece.bytes.clone(), step(piece, is_codes));
-                Piece { bytes, step, pairs: None }
+                Piece { bytes, step, pairs: None, scales: None }
             });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {
@@ -278,7 +302,7 @@ fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
 
 impl PlannedTensor {
     fn tensor(self, dtype: Dtype) -> Tensor {
-        let Self { name, shape, pieces, pairs, order, .. } = self;
+        let Self { name, shape, pieces, scales, pairs, order, .. } = self;
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
             [only]
@@ -288,7 +312,7 @@ impl PlannedTensor {
             {
                 Elements::Bytes(only.bytes.clone())
             }
-            _ => Elements::Rearranged(rearranged(pieces, &pairs, order, dtype, &shape)),
+            _ => Elements::Rearranged(rearranged(pieces, scales, &pairs, order, dtype, &shape)),
         };
         Tensor { name, dtype, shape, elements, file_offset }
     }
@@ -296,6 +320,7 @@ impl PlannedTensor {
 
 fn rearranged(
     pieces: Vec<StoredTensor>,
+    scales: Vec<Option<F8Scales>>,
     pairs: &[Option<usize>],
     order: ElementOrder,
     dtype: Dtype,
@@ -306,9 +331,9 @@ fn rearranged(
         ElementOrder::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
-    let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
+    let piece = |((piece, scales), pairs): ((StoredTensor, Option<F8Scales>), &Option<usize>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs }
+        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs, scales }
     };
-    Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
+    Rearranged::new(pieces.into_iter().zip(scales).zip(pairs).map(piece).collect(), order, row_len)
 }

@@ -6,16 +6,17 @@ use hint::Hint;
 /// A way of quantising, and what tells it.
 struct Method {
     name: &'static str,
-    /// `quantization_config.quant_method` in a `config.json`.
-    config: &'static str,
+    /// `quantization_config.quant_method` in a `config.json`, where that tells.
+    config: Option<&'static str>,
     /// How names of tensors end that other files do not have.
     suffixes: &'static [&'static str],
 }
 
-static METHODS: [Method; 3] = [
-    Method { name: "GPTQ", config: "gptq", suffixes: &[".g_idx"] },
-    Method { name: "AWQ", config: "awq", suffixes: &[".qzeros"] }, // GPTQ's files have these, too
-    Method { name: "bitsandbytes", config: "bitsandbytes", suffixes: &[".absmax", ".SCB"] },
+static METHODS: [Method; 4] = [
+    Method { name: "GPTQ", config: Some("gptq"), suffixes: &[".g_idx"] },
+    Method { name: "AWQ", config: Some("awq"), suffixes: &[".qzeros"] }, // GPTQ's files have these, too
+    Method { name: "bitsandbytes", config: Some("bitsandbytes"), suffixes: &[".absmax", ".SCB"] },
+    Method { name: "compressed-tensors to few bits", config: None, suffixes: &[".weight_packed"] },
 ];
 
 /// Weights of a method that is not read.
@@ -42,7 +43,7 @@ impl Hint for ForeignQuantization {
 /// # Errors
 /// It is one of those.
 pub(super) fn check_method(found: &str) -> Result<(), ForeignQuantization> {
-    match METHODS.iter().find(|method| method.config == found) {
+    match METHODS.iter().find(|method| method.config == Some(found)) {
         None => Ok(()),
         Some(method) => {
             let evidence = format!("`quantization_config.quant_method` \"{found}\"");

@@ -134,6 +134,16 @@ impl Inventory {
         self.tensors.get(name)
     }
 
+    /// Takes a tensor of numbers that stand alone out, as [`Self::take`] does.
+    pub(super) fn take_plain(&mut self, name: String, shape: &[usize]) -> Option<StoredTensor> {
+        self.take(name, shape, Form::Plain)
+    }
+
+    /// Takes a tensor out that nothing needs, if it is there.
+    pub(super) fn leave_out(&mut self, name: &str) {
+        self.tensors.remove(name);
+    }
+
     /// Takes a tensor out, if it is as it is wanted; notes what is wrong otherwise.
     pub(super) fn take(&mut self, name: String, shape: &[usize], wanted: Form) -> Option<StoredTensor> {
         let Some(found) = self.tensors.remove(&name) else {
@@ -191,7 +201,9 @@ impl Form {
     fn names(self) -> &'static str {
         match self {
             Self::Plain => "BF16, F16 or F32",
-            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS or Q2_K to Q6_K",
+            Self::Number => {
+                "BF16, F16, F32, F8_E4M3 or (GGUF) Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS or Q2_K to Q6_K"
+            }
             Self::Mxfp4Blocks => "MXFP4",
             Self::Byte => "U8",
             Self::Scale => "U8 or F8_E8M0",
