@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     let text = String::from_utf8_lossy(&tokenizer.decode_all(&tokens)?).replace('\n', " ");
                     println!("step {n_steps:>3}, {reason:?}: {prompt}{text}");
                 }
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::PromptToken { .. } => {}
             }
         }
     }

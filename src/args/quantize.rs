@@ -19,6 +19,9 @@ enum Quantize {
     /// Bytes and a scale for every 32, as llama.cpp makes them: 8.5 bits a number
     #[value(name = "q8_0")]
     Q8_0,
+    /// Bytes of e4m3 and a scale for every row: 8.25 bits a number
+    #[value(name = "fp8")]
+    Fp8,
 }
 
 impl QuantizeArgs {
@@ -27,6 +30,7 @@ impl QuantizeArgs {
         match self.quantize {
             Quantize::None => checkpoint,
             Quantize::Q8_0 => checkpoint.quantized(Quantization::Q8_0),
+            Quantize::Fp8 => checkpoint.quantized(Quantization::F8E4M3),
         }
     }
 

@@ -90,7 +90,7 @@ impl Generation<'_> {
                         }
                     }
                     Event::Finished { reason: why, .. } => reason = why,
-                    Event::Admitted { .. } => {}
+                    Event::Admitted { .. } | Event::PromptToken { .. } => {}
                 }
             }
         }

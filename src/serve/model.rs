@@ -204,8 +204,12 @@ fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
     {
         n_tokens /= 2;
     }
-    Sizes::for_tokens(n_slots, n_tokens, n_slots)
+    Sizes::for_tokens(n_slots, n_tokens, n_slots.max(LOGIT_ROWS))
 }
+
+/// Rows of a step that give logits, where few sequences run: a prompt whose tokens are told with their
+/// log-probabilities is computed in so many at a time, each of which takes 4 bytes for every token of the vocabulary.
+const LOGIT_ROWS: usize = 64;
 
 /// The rings of all slots take a quarter of the cache at most.
 const RINGS_SHARE: usize = 4;

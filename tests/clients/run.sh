@@ -124,9 +124,14 @@ dashboard() {
     serve TINY --api-key sk-test -- python3 "$here/prometheus.py" "$program" "$scratch/dashboard"
 }
 
+evaluation_harness() {
+    python_packages evaluation-harness 'lm_eval[api]==0.4.13' transformers==5.24.0 || return
+    "$home/evaluation-harness/bin/python" "$here/evaluation_harness.py" "$home/evaluation-harness/bin/lm_eval" "$scratch/evaluation-harness"
+}
+
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

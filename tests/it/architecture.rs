@@ -246,7 +246,7 @@ const WALKS: [(&str, &str, &str); 6] = [
         r#"(?mi)^([^"\n]|"[^"\n]*")*?(cuda|nvidia|nvrtc|cubin)"#,
         "cuda|nvrtc|hip|cubin",
     ),
-    ("weight format", "(?i)q8_0", "^$"),
+    ("weight format", "(?i)q8_0", r"/tests\.rs$"),
     ("family", r#""llama"|"gpt-oss"|\bgpt_oss\(\)|\bgpt_oss_20b\b"#, r"/tests\.rs$"),
     ("op", "silu_and_mul", "^$"),
     ("arch", r#""gfx(1151|1201|950)""#, r"fake-hip|/tests\.rs$"),

@@ -138,6 +138,7 @@ impl InFlight {
                         n_tokens += 1;
                     }
                 }
+                Event::PromptToken { .. } => {} // no line of prompts asks
                 Event::Finished { request, reason } => {
                     answered.extend(self.0.remove(&request).map(|active| active.ended(reason)));
                 }

@@ -33,8 +33,26 @@ impl Engine {
         if !rows.logprob_rows.is_empty() {
             self.executor.write("logprob_row", cast_slice(&rows.logprob_rows))?;
         }
-        self.executor.sample(step.shape(), rows.logprob_rows.len())?;
+        self.executor.sample(step.shape())?;
+        if !rows.logprob_rows.is_empty() {
+            self.write_given(step)?;
+            self.executor.logprobs(step.shape(), rows.logprob_rows.len())?;
+        }
         Ok(rows.logprobs_of)
+    }
+
+    /// Puts the tokens of prompts where those are that were taken of their rows, so that it is they whose
+    /// log-probabilities are looked up.
+    fn write_given(&self, step: &Step) -> Result<(), EngineError> {
+        let mut first = 0;
+        for rows in step.logit_rows.chunk_by(|a, b| a.given.is_some() == b.given.is_some()) {
+            let tokens: Vec<u32> = rows.iter().filter_map(|row| row.given).collect();
+            if !tokens.is_empty() {
+                self.executor.write_at("sampled", 4 * first, cast_slice(&tokens))?;
+            }
+            first += rows.len();
+        }
+        Ok(())
     }
 
     /// Fills what says how the logits of these rows are changed. Masks are brought only for rows that have one.

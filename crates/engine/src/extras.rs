@@ -55,6 +55,8 @@ pub(super) struct Extra {
     changes: LogitChanges,
     min_p: f32,
     n_logprobs: Option<usize>,
+    /// The same of the tokens of the prompt.
+    n_prompt_logprobs: Option<usize>,
     /// How often each token was generated, where that matters.
     counts: BTreeMap<u32, u32>,
     /// What may come behind each of its drafts.
@@ -98,6 +100,7 @@ impl Extra {
     pub(crate) fn take(request: &mut Request, vocab_size: usize) -> Result<Option<Self>, ExtrasError> {
         let changes = std::mem::take(&mut request.changes);
         let (n_logprobs, sampling) = (request.n_logprobs, request.sampling);
+        let n_prompt_logprobs = request.prompt_logprobs.map(|of| of.n_top);
         let numbers = [
             ("min_p", sampling.min_p),
             ("frequency penalty", changes.frequency_penalty),
@@ -110,13 +113,15 @@ impl Extra {
         if let Some(&(id, _)) = changes.bias.iter().find(|(id, _)| *id as usize >= vocab_size) {
             return Err(ExtrasError::BiasId { id, vocab_size });
         }
-        if let Some(n) = n_logprobs.filter(|&n| n > Request::MAX_LOGPROBS) {
+        let most = n_logprobs.max(n_prompt_logprobs);
+        if let Some(n) = most.filter(|&n| n > Request::MAX_LOGPROBS) {
             return Err(ExtrasError::TooManyLogprobs { n });
         }
         let min_p = if sampling.temperature == 0.0 { 0.0 } else { sampling.min_p.max(0.0) }; // greedy takes the best
-        let mut extra = Self { changes, min_p, n_logprobs, counts: BTreeMap::new(), ahead: Vec::new() };
+        let (counts, ahead) = (BTreeMap::new(), Vec::new());
+        let mut extra = Self { changes, min_p, n_logprobs, n_prompt_logprobs, counts, ahead };
         request.generated.iter().for_each(|&token| extra.push(token));
-        Ok((extra.changes_logits() || n_logprobs.is_some()).then_some(extra))
+        Ok((extra.changes_logits() || most.is_some()).then_some(extra))
     }
 
     fn changes_logits(&self) -> bool {
@@ -233,7 +238,15 @@ impl Extras {
     /// What the rows of a step ask for, when all tokens before them are known: of several at the same time.
     pub(crate) fn rows(&mut self, step: &Step, vocab_size: usize) -> ExtraRows {
         let mut places: HashMap<RequestId, (u32, Vec<u32>)> = HashMap::new();
+        let mut rows = ExtraRows::default();
         for (row, of) in (0..).zip(&step.logit_rows) {
+            if of.given.is_some() {
+                if let Some(n) = self.requests.get(&of.request()).and_then(|extra| extra.n_prompt_logprobs) {
+                    rows.logprob_rows.push(row);
+                    rows.logprobs_of.push((of.request(), n));
+                }
+                continue;
+            }
             let made_with = step.rows[of.row as usize].token;
             match (places.entry(of.request()), made_with) {
                 (Entry::Vacant(place), _) => drop(place.insert((row, Vec::new()))),
@@ -248,7 +261,6 @@ impl Extras {
             asking.par_iter_mut().map(|((first, drafts), _, extra)| extra.changed(*first, drafts, vocab_size));
         let changed: Vec<_> = changed.collect();
 
-        let mut rows = ExtraRows::default();
         for (((first, drafts), id, extra), changed) in asking.into_iter().zip(changed) {
             let Ok(changed) = changed else {
                 rows.stuck.push(id);
@@ -278,7 +290,7 @@ impl Extras {
                     }
                 }
                 Event::Finished { request, .. } => drop(self.requests.remove(request)),
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::PromptToken { .. } => {}
             }
         }
     }
@@ -293,12 +305,17 @@ impl ExtraRows {
 }
 
 impl Logprobs {
+    /// Whether a logit of one of the rows was none.
+    pub(crate) fn have_none(&self) -> bool {
+        self.logprob.iter().any(|logprob| logprob.is_nan())
+    }
+
     /// Gives the tokens among these events their log-probabilities. `of`: whose the rows are, and how many they want;
     /// rows of drafts that were wrong gave none.
     pub(crate) fn attach(&self, of: &[(RequestId, usize)], events: &mut [Event]) {
         for (i, &(asking, n)) in of.iter().enumerate() {
-            let is_its = |event: &&mut Event| matches!(event, Event::Token { request, logprobs: None, .. } if *request == asking);
-            if let Some(Event::Token { logprobs, .. }) = events.iter_mut().find(is_its) {
+            let mut told = events.iter_mut().filter_map(told);
+            if let Some((_, logprobs)) = told.find(|(request, logprobs)| *request == asking && logprobs.is_none()) {
                 *logprobs = Some(Box::new(self.row(i, n)));
             }
         }
@@ -309,6 +326,16 @@ impl Logprobs {
         let top = self.top_token[i * N_TOP..][..n].iter().zip(&logprob[1..]);
         let top = top.map(|(&token, &logprob)| TokenLogprob { token, logprob });
         LogitRowLogprobs { chosen: logprob[0], top: top.filter(|one| one.logprob > f32::NEG_INFINITY).collect() }
+    }
+}
+
+/// Whose token an event tells, and where its log-probabilities go.
+fn told(event: &mut Event) -> Option<(RequestId, &mut Option<Box<LogitRowLogprobs>>)> {
+    match event {
+        Event::Token { request, logprobs, .. } | Event::PromptToken { request, logprobs, .. } => {
+            Some((*request, logprobs))
+        }
+        Event::Admitted { .. } | Event::Finished { .. } => None,
     }
 }
 

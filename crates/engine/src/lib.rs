@@ -159,6 +159,7 @@ impl Engine {
         let ahead = Ahead::new(executor.first(), max_logit_rows)?;
         let scheduler_options = SchedulerOptions {
             max_rows,
+            max_logit_rows,
             max_prompt_rows: model.max_prompt_rows.unwrap_or(max_rows).max(1),
             snapshot_tokens: model.prefix_cache.snapshot_tokens,
             drafts: model.drafts,
@@ -228,7 +229,7 @@ impl Engine {
     /// [`EngineError::Prompt`], [`EngineError::Extras`].
     pub fn submit(&mut self, mut request: Request) -> Result<RequestId, EngineError> {
         let room = match self.room_behind(&request.prompt) {
-            Err(PromptError::TooLong { .. }) if request.max_new_tokens == 0 => 0, // it ends at once
+            Err(PromptError::TooLong { .. }) if request.max_new_tokens == 0 && request.prompt_logprobs.is_none() => 0, // it ends at once
             room => room?,
         };
         PromptError::check_ids(&request.generated, self.config.vocab_size)?;
@@ -333,7 +334,7 @@ impl Engine {
             && let Some(Done { step, tokens, logprobs_of, logprobs }) = self.ahead.next(self.executor.first())?
         {
             times::lap(clock, &mut self.times.waiting);
-            if tokens.contains(&NO_TOKEN) {
+            if tokens.contains(&NO_TOKEN) || logprobs.have_none() {
                 return Err(self.not_a_number());
             }
             let mut told = self.scheduler.advance(&step, &tokens);

@@ -164,9 +164,16 @@ impl Ranks {
     }
 
     /// As [`Executor::sample`], on all devices.
-    pub(crate) fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
-        self.tell_others(|| move |executor: &mut Executor| executor.sample(shape, n_logprobs));
-        let ran = self.first.sample(shape, n_logprobs);
+    pub(crate) fn sample(&mut self, shape: StepShape) -> Result<(), PlanError> {
+        self.tell_others(|| move |executor: &mut Executor| executor.sample(shape));
+        let ran = self.first.sample(shape);
+        self.settle(ran)
+    }
+
+    /// As [`Executor::logprobs`], on all devices.
+    pub(crate) fn logprobs(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+        self.tell_others(|| move |executor: &mut Executor| executor.logprobs(shape, n_logprobs));
+        let ran = self.first.logprobs(shape, n_logprobs);
         self.settle(ran)
     }
 

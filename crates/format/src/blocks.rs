@@ -56,7 +56,7 @@ const fn row(dtype: Dtype, columns: usize, parameters: &'static [Parameter]) -> 
     BlockFormat { dtype, block: [1, columns], parameters }
 }
 
-static FORMATS: [BlockFormat; 13] = [
+static FORMATS: [BlockFormat; 14] = [
     row(Dtype::Mxfp4, 32, &[scale(Dtype::U8, 32)]),
     row(Dtype::Q8_0, 32, &[scale(Dtype::F16, 32)]),
     row(Dtype::Q4_1, 32, &[scale(Dtype::F16, 32), offset(32)]),
@@ -71,6 +71,8 @@ static FORMATS: [BlockFormat; 13] = [
     row(Dtype::Q2K, 256, &[scale(Dtype::F16, 256), offset(256), group_scale(16)]),
     row(Dtype::Q3K, 256, &[scale(Dtype::F16, 256), high(32), group_scale(16)]),
     row(Dtype::Iq4Xs, 256, &[scale(Dtype::F16, 256), group_scale(32)]),
+    // Files have a scale for a row, or for 128 by 128 numbers, in types up to f32.
+    row(Dtype::F8E4M3, 128, &[scale(Dtype::F32, 128)]),
 ];
 
 /// One of the arrays that hold a tensor.
@@ -185,6 +187,7 @@ mod tests {
         assert_eq!([Dtype::Iq4Nl, Dtype::Q6K, Dtype::Q2K].map(bytes), [(32, 18), (256, 210), (256, 84)]);
         assert_eq!([Dtype::Q4K, Dtype::Q5K].map(bytes), [(256, 144 + 4), (256, 176 + 4)]);
         assert_eq!([Dtype::Q3K, Dtype::Iq4Xs].map(bytes), [(256, 110 + 4), (256, 136 + 2)]);
+        assert_eq!(bytes(Dtype::F8E4M3), (128, 128 + 4));
         assert!([Dtype::F32, Dtype::Bf16, Dtype::U8].iter().all(|dtype| dtype.format().is_none()));
     }
 

@@ -61,11 +61,15 @@ pub enum Dtype {
     /// A level as of `Iq4Nl`; the scale of its 32 is a multiple of the scale of 256.
     #[serde(rename = "iq4_xs")]
     Iq4Xs,
+    /// 8-bit float (sign, 4 exponent bits with a bias of 7, 3 mantissa bits; no infinities, and NaN where all bits but
+    /// the sign are set), to be multiplied by its block's scale.
+    #[serde(rename = "f8_e4m3")]
+    F8E4M3,
 }
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
@@ -85,6 +89,7 @@ impl Dtype {
         Self::Q2K,
         Self::Q3K,
         Self::Iq4Xs,
+        Self::F8E4M3,
     ];
 
     /// The type of that name.
@@ -97,7 +102,7 @@ impl Dtype {
         match self {
             Self::F32 | Self::U32 | Self::I32 => 32,
             Self::Bf16 | Self::F16 => 16,
-            Self::U8 | Self::Q8_0 => 8,
+            Self::U8 | Self::Q8_0 | Self::F8E4M3 => 8,
             Self::Mxfp4 | Self::Q4_1 | Self::Q4_0 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl => 4,
             Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 4,
             Self::Q2K | Self::Q3K => 2,
@@ -155,6 +160,7 @@ impl Dtype {
             Self::Q2K => "q2_k",
             Self::Q3K => "q3_k",
             Self::Iq4Xs => "iq4_xs",
+            Self::F8E4M3 => "f8_e4m3",
         }
     }
 }

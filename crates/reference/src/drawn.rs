@@ -39,7 +39,7 @@ impl Drawn {
 
     /// All codes alike of a type of at most a byte.
     pub(crate) fn codes(dtype: Dtype, len: usize, random: &mut Random) -> Self {
-        let of_code = |code: u8| Tensor::from_bytes(dtype, &[code]).values()[0]; // the first, if a byte holds several
+        let of_code = |code: u8| Tensor::from_bytes(dtype, &[a_number(dtype, code)]).values()[0]; // the first of a byte
         let table = (0..1_u16 << dtype.size_bits()).map(|code| of_code(code as u8)).collect();
         Self { dtype, seed: random.bits(), len, table, is_code: true, values: OnceLock::new() }
     }
@@ -82,7 +82,8 @@ impl Drawn {
         let mut bytes = vec![0; self.dtype.len_bytes(self.len)];
         if self.is_code {
             bytes.par_chunks_mut(8).enumerate().for_each(|(i, bytes)| {
-                bytes.copy_from_slice(&word(self.seed, i).to_le_bytes()[..bytes.len()]);
+                let codes = word(self.seed, i).to_le_bytes();
+                bytes.iter_mut().zip(codes).for_each(|(byte, code)| *byte = a_number(self.dtype, code));
             });
             return bytes;
         }
@@ -101,6 +102,11 @@ impl Drawn {
     }
 }
 
+/// The code, or the largest number's where it stands for none.
+pub(super) fn a_number(dtype: Dtype, code: u8) -> u8 {
+    if dtype == Dtype::F8E4M3 && code & 0x7f == 0x7f { code - 1 } else { code }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -117,6 +123,7 @@ mod tests {
             Drawn::normals(Dtype::F32, len, 2.0, &mut random),
             Drawn::codes(Dtype::Mxfp4, len + 11, &mut random),
             Drawn::codes(Dtype::U8, len, &mut random),
+            Drawn::codes(Dtype::F8E4M3, len, &mut random),
         ] {
             let read = Tensor::from_bytes(drawn.dtype(), &drawn.to_bytes());
             assert_eq!(read.values(), drawn.values());

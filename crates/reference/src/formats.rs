@@ -8,7 +8,7 @@ use super::tensor::Tensor;
 use format::{BlockFormat, Dtype, Parameter};
 
 /// The number that code `i` of a row stands for, by the parameters that it has. Products are exact in f32, and here;
-/// sums with an offset are rounded to f32, as they are where they are stored.
+/// sums with an offset, and products with a scale in f32, are rounded to f32, as they are where they are stored.
 fn decoded(dtype: Dtype, i: usize, code: f64, parameters: &[f64]) -> f64 {
     // The code with its high bits, of which a word has those of so many codes.
     let with = |high: f64, every: usize| {
@@ -31,6 +31,7 @@ fn decoded(dtype: Dtype, i: usize, code: f64, parameters: &[f64]) -> f64 {
         (Dtype::Q2K, &[scale, offset, both]) => rounded(scale * (both % 16.0) * code - offset * (both / 16.0).floor()),
         (Dtype::Q3K, &[scale, high, by]) => scale * (by - 32.0) * (with(high, 32) - 4.0),
         (Dtype::Iq4Xs, &[scale, by]) => scale * (by - 32.0) * LEVELS[code as usize],
+        (Dtype::F8E4M3, &[scale]) => rounded(scale * code),
         _ => unreachable!("every format has a decoder"),
     }
 }
@@ -108,8 +109,8 @@ pub(super) enum Sizes {
 }
 
 /// A random matrix under a name, and its parameters beside it: codes, their high bits and the factors of parts of a
-/// block all alike, and the scales of neighbouring blocks differ by up to 2^4. Among those of f16 are zeros, subnormal
-/// and negative ones.
+/// block all alike, and the scales of neighbouring blocks differ by up to 2^4. Among those of f16 and f32 are zeros,
+/// small (of f16 subnormal) and negative ones.
 pub(super) fn random_rows(
     dtype: Dtype,
     name: &str,
@@ -181,6 +182,7 @@ fn size_of_codes(dtype: Dtype) -> f64 {
         Dtype::Q2K => 29.0,
         Dtype::Q3K => 91.0,
         Dtype::Iq4Xs => 2600.0,
+        Dtype::F8E4M3 => 210.0,
         _ => 10.0,
     }
 }
@@ -235,6 +237,24 @@ mod tests {
         assert_eq!([all[32], all[33], all[63]], [128.0, 124.0, 1.0]);
         assert_eq!([all[65], all[95], all[96]], [4.0 * 2f64.powi(-24), 127.0 * 2f64.powi(-24), -32.0]);
         assert_eq!(row(&inputs, "weight", 64, 1).unwrap(), all[64..]);
+    }
+
+    /// 0x38 is 1, 0x3f 1.875, 0x7e 448, 0x01 2^-9, 0x07 7 * 2^-9, 0x08 2^-6.
+    #[test]
+    fn f8_e4m3_is_its_scale_times_small_floats() {
+        let mut codes = vec![0u8; 128];
+        codes[..8].copy_from_slice(&[0x38, 0x3f, 0x7e, 0x01, 0x07, 0x08, 0xb8, 0x80]);
+        let mut second = vec![0u8; 128];
+        second[..2].copy_from_slice(&[0x39, 0x38]);
+        let inputs = named([
+            ("weight", Tensor::from_bytes(Dtype::F8E4M3, &[codes, second].concat())),
+            ("scale", Tensor::rounded(Dtype::F32, vec![0.5, 1.0 + 2f64.powi(-23)])),
+        ]);
+        let all = rows(&inputs, "weight", 130).unwrap();
+        assert_eq!(all[..4], [0.5, 0.9375, 224.0, 2f64.powi(-10)]);
+        assert_eq!(all[4..8], [7.0 * 2f64.powi(-10), 2f64.powi(-7), -0.5, 0.0]);
+        // 1.125 (1 + 2^-23) is rounded, to the nearest of what f32 has there.
+        assert_eq!(all[128..], [1.125 + 2f64.powi(-23), 1.0 + 2f64.powi(-23)]);
     }
 
     /// 0x3800 is 0.5, 0xc100 is -2.5; 0x3c01 is 1 + 2^-10, 0x0001 is 2^-24.

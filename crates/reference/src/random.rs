@@ -1,6 +1,6 @@
 //! Random numbers for test inputs: the same on every machine for the same seed.
 
-use super::drawn::Drawn;
+use super::drawn::{Drawn, a_number};
 use super::tensor::Tensor;
 use format::Dtype;
 
@@ -53,7 +53,7 @@ impl Random {
         if len >= MANY {
             return Tensor::drawn(Drawn::codes(dtype, len, self));
         }
-        let bytes: Vec<u8> = (0..dtype.len_bytes(len)).map(|_| self.below(256) as u8).collect();
+        let bytes: Vec<u8> = (0..dtype.len_bytes(len)).map(|_| a_number(dtype, self.below(256) as u8)).collect();
         Tensor::from_bytes(dtype, &bytes)
     }
 

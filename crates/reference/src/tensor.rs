@@ -40,6 +40,7 @@ impl Tensor {
                 Dtype::U8 => f64::from(*value as u8),
                 Dtype::Mxfp4 => e2m1(e2m1_code(*value)),
                 Dtype::Q8_0 => f64::from(value.round_ties_even() as i8),
+                Dtype::F8E4M3 => e4m3(e4m3_code(*value)),
                 Dtype::I32 => f64::from(*value as i32),
                 _ => value.round_ties_even().clamp(0.0, f64::from((1_u32 << dtype.size_bits()) - 1)),
             };
@@ -83,6 +84,7 @@ impl Tensor {
             (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
             (Dtype::U8, &[a]) => a.into(),
             (Dtype::Q8_0, &[a]) => (a as i8).into(),
+            (Dtype::F8E4M3, &[a]) => e4m3(a),
             _ => unreachable!("chunks have the size of an element"),
         };
         Self::held(dtype, bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect())
@@ -106,12 +108,13 @@ impl Tensor {
     }
 
     /// The largest relative error of rounding a number to the type, beyond that of an f32 kernel: 2^-8 for bf16, 2^-11
-    /// for f16, 2^-2 for mxfp4, 0 for the others.
+    /// for f16, 2^-2 for mxfp4, 2^-4 for f8_e4m3, 0 for the others.
     pub const fn unit_roundoff(dtype: Dtype) -> f64 {
         match dtype {
             Dtype::Bf16 => 1.0 / 256.0,
             Dtype::F16 => 1.0 / 2048.0,
             Dtype::Mxfp4 => 1.0 / 4.0,
+            Dtype::F8E4M3 => 1.0 / 16.0,
             _ => 0.0,
         }
     }
@@ -162,6 +165,7 @@ fn put(dtype: Dtype, value: f64, bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::U8 => bytes.push(value as u8),
         Dtype::Q8_0 => bytes.push(value as i8 as u8),
+        Dtype::F8E4M3 => bytes.push(e4m3_code(value)),
         Dtype::F32 => bytes.extend((value as f32).to_le_bytes()),
         Dtype::U32 => bytes.extend((value as u32).to_le_bytes()),
         Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
@@ -188,9 +192,45 @@ fn e2m1_code(value: f64) -> u8 {
     passed.into_iter().map(u8::from).sum::<u8>() | u8::from(value.is_sign_negative()) << 3
 }
 
+/// The value of a byte of e4m3 (OCP 8-bit Floating Point, 5.1): a sign, 4 bits of an exponent, 3 of a fraction.
+fn e4m3(code: u8) -> f64 {
+    let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
+    let size = match (exponent, code & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => fraction * 2f64.powi(-9),
+        _ => (8.0 + fraction) * 2f64.powi(exponent - 10),
+    };
+    if code & 0x80 == 0 { size } else { -size }
+}
+
+/// The byte of the nearest value, of two equally near ones that with an even code; beyond 448 it is 448.
+fn e4m3_code(value: f64) -> u8 {
+    let (sign, size) = (u8::from(value.is_sign_negative()) << 7, value.abs());
+    if size.is_nan() {
+        return sign | 0x7f;
+    }
+    let above = (0..0x7e_u8).find(|&code| size <= e4m3(code)).unwrap_or(0x7e);
+    let below = above.saturating_sub(1);
+    let (up, down) = ((e4m3(above) - size).abs(), (size - e4m3(below)).abs());
+    let is_down = down < up || down == up && below % 2 == 0;
+    sign | if is_down { below } else { above }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn codes_of_e4m3_are_the_nearest_and_of_two_the_even_one() {
+        let sizes = [0.0, 1.0, 448.0, 1000.0, 0.0156, 1.0625, 1.1875, 2f64.powi(-10), 3.0 * 2f64.powi(-10), 17.0];
+        let codes = [0x00, 0x38, 0x7e, 0x7e, 0x08, 0x38, 0x3a, 0x00, 0x02, 0x58];
+        assert_eq!(sizes.map(e4m3_code), codes);
+        assert_eq!(sizes.map(|size| e4m3_code(-size)), codes.map(|code| code | 0x80));
+        for code in (0..=255_u8).filter(|code| code & 0x7f != 0x7f) {
+            assert_eq!(e4m3_code(e4m3(code)), code);
+        }
+        assert!(e4m3(0x7f).is_nan() && e4m3(0xff).is_nan());
+    }
 
     #[test]
     fn elements_come_back_from_their_bytes() {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 pub use parent::{Listening, Replica, ReplicaError, Start};
 
-use engine::scheduler::{LogitChanges, Request, Sampling};
+use engine::scheduler::{LogitChanges, PromptLogprobs, Request, Sampling};
 
 /// What a child says.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -44,6 +44,8 @@ pub struct WireRequest {
     /// The text of the mask's grammar.
     pub grammar: Option<String>,
     n_logprobs: Option<usize>,
+    /// Of the prompt.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     cache_salt: u64,
 }
 
@@ -56,7 +58,8 @@ impl WireRequest {
 
 impl From<Request> for WireRequest {
     fn from(request: Request) -> Self {
-        let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated } = request;
+        let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, .. } = request;
+        let Request { prompt_logprobs, cache_salt, generated, .. } = request;
         Self {
             prompt,
             generated,
@@ -68,6 +71,7 @@ impl From<Request> for WireRequest {
             presence_penalty: changes.presence_penalty.to_bits(),
             grammar: changes.mask.and_then(|mask| mask.text().map(str::to_owned)),
             n_logprobs,
+            prompt_logprobs,
             cache_salt,
         }
     }
@@ -81,8 +85,9 @@ impl From<WireRequest> for Request {
             presence_penalty: f32::from_bits(asked.presence_penalty),
             mask: None,
         };
-        let WireRequest { prompt, max_new_tokens, stop, sampling, n_logprobs, cache_salt, generated, .. } = asked;
-        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
+        let WireRequest { prompt, max_new_tokens, stop, sampling, n_logprobs, prompt_logprobs, .. } = asked;
+        let (cache_salt, generated) = (asked.cache_salt, asked.generated);
+        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, prompt_logprobs, cache_salt, generated }
     }
 }
 
@@ -98,6 +103,7 @@ mod tests {
         request.changes.frequency_penalty = 0.7;
         request.changes.presence_penalty = -0.0;
         (request.n_logprobs, request.cache_salt, request.generated) = (Some(3), u64::MAX - 1, vec![4, 4]);
+        request.prompt_logprobs = Some(PromptLogprobs { n_top: 5, n_told: 1 });
         let asked = format!("{request:?}");
         let line = serde_json::to_string(&WireRequest::from(request)).expect("numbers");
         assert!(!line.contains('\n'));

@@ -217,6 +217,10 @@ impl OpenGeneration {
                 Event::Admitted { request, cached_tokens } => {
                     self.mailbox(request, |mailbox| mailbox.admitted(began, cached_tokens));
                 }
+                Event::PromptToken { request, logprobs, .. } => {
+                    let Some(logprobs) = logprobs else { continue };
+                    self.mailbox(request, |mailbox| mailbox.prompt_token(*logprobs));
+                }
                 Event::Token { request, token, logprobs } => {
                     n_tokens += 1;
                     self.mailbox(request, |mailbox| mailbox.token(now, token, logprobs));

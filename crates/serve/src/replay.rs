@@ -234,6 +234,10 @@ impl Script {
     async fn play(&self, request: Request, slots: &Semaphore, mailbox: &Mailbox) {
         let _slot = slots.acquire().await.expect("nobody closes it");
         mailbox.admitted(Instant::now(), 0);
+        // What a prompt or a script says is certain.
+        let certain = |token| LogitRowLogprobs { chosen: 0.0, top: vec![TokenLogprob { token, logprob: 0.0 }] };
+        let of_prompt = request.prompt.iter().skip(1).filter(|_| request.prompt_logprobs.is_some());
+        of_prompt.for_each(|&token| mailbox.prompt_token(certain(token)));
         for (i, &token) in self.tokens.iter().enumerate() {
             if i == request.max_new_tokens {
                 return mailbox.end(Ending::Finished(FinishReason::Length));
@@ -241,12 +245,8 @@ impl Script {
             if !self.delay.is_zero() {
                 tokio::time::sleep(self.delay).await;
             }
-            // What a script says is certain.
-            let certain = |_| {
-                let (chosen, top) = (0.0, vec![TokenLogprob { token, logprob: 0.0 }]);
-                Box::new(LogitRowLogprobs { chosen, top })
-            };
-            mailbox.token(Instant::now(), token, request.n_logprobs.map(certain));
+            let logprobs = request.n_logprobs.map(|_| Box::new(certain(token)));
+            mailbox.token(Instant::now(), token, logprobs);
             if request.stop.contains(&token) {
                 return mailbox.end(Ending::Finished(FinishReason::Stop));
             }

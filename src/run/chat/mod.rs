@@ -190,7 +190,7 @@ impl<'a> Chat<'a> {
                         n_cached = cached_tokens;
                         continue;
                     }
-                    Event::Finished { .. } => continue,
+                    Event::Finished { .. } | Event::PromptToken { .. } => continue,
                 };
                 if answer.n_tokens() == 0 {
                     first_s = start.elapsed().as_secs_f64();

@@ -2,6 +2,7 @@
 
 pub mod downloads;
 pub mod export;
+mod f8;
 pub mod fuzzed;
 pub mod hostile;
 pub mod kinds;
@@ -11,4 +12,5 @@ pub mod odd_sizes;
 mod quantize;
 pub mod reading;
 mod smollm2;
+mod spellings;
 pub mod weights;

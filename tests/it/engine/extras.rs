@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::{BLOCK_TOKENS, KvTooLarge};
-use engine::scheduler::{Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, Sampling, TokenMask};
+use engine::scheduler::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, PromptLogprobs, Request, RequestId, Sampling, TokenMask,
+};
 use engine::{Engine, EngineError, EngineOptions};
 use format::Dtype;
 use gpu::Driver;
@@ -134,6 +136,7 @@ pub struct Ask {
     penalties: [f32; 2],
     alternates: Option<usize>,
     n_logprobs: Option<usize>,
+    n_prompt_logprobs: Option<usize>,
     n_new: usize,
 }
 
@@ -143,7 +146,9 @@ const N_NEW: usize = 12;
 impl Ask {
     fn plain(first: u32, sampling: Sampling) -> Self {
         let prompt = vec![first, first + 7, first + 3];
-        Self { prompt, sampling, bias: vec![], penalties: [0.0; 2], alternates: None, n_logprobs: None, n_new: N_NEW }
+        let (bias, penalties, alternates) = (vec![], [0.0; 2], None);
+        let (n_logprobs, n_prompt_logprobs, n_new) = (None, None, N_NEW);
+        Self { prompt, sampling, bias, penalties, alternates, n_logprobs, n_prompt_logprobs, n_new }
     }
 
     pub fn request(&self, vocab_size: usize) -> Request {
@@ -151,7 +156,8 @@ impl Ask {
         let mask = self.alternates.map(|n| Box::new(Alternating::new(vocab_size, n)) as Box<dyn TokenMask>);
         let changes = LogitChanges { bias: self.bias.clone(), frequency_penalty, presence_penalty, mask };
         let request = Request::new(self.prompt.clone(), self.n_new, vec![], self.sampling);
-        Request { changes, n_logprobs: self.n_logprobs, ..request }
+        let prompt_logprobs = self.n_prompt_logprobs.map(|n_top| PromptLogprobs { n_top, n_told: 0 });
+        Request { changes, n_logprobs: self.n_logprobs, prompt_logprobs, ..request }
     }
 
     /// The logits after these tokens were generated, as they should be changed.
@@ -230,6 +236,7 @@ fn coins(seed: u64) -> impl Iterator<Item = f64> {
 /// What a request was told.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Answer {
+    prompt: Vec<(u32, LogitRowLogprobs)>,
     pub tokens: Vec<u32>,
     pub logprobs: Vec<Option<Box<LogitRowLogprobs>>>,
     reason: Option<FinishReason>,
@@ -249,6 +256,11 @@ pub fn answers(engine: &mut Engine, requests: Vec<Request>) -> Vec<Answer> {
                     answer.logprobs.push(logprobs);
                 }
                 Event::Finished { request, reason } => answers.entry(request).or_default().reason = Some(reason),
+                Event::PromptToken { request, token, logprobs } => {
+                    let answer = answers.entry(request).or_default();
+                    assert_eq!((answer.tokens.len(), answer.reason), (0, None), "the prompt comes before the answer");
+                    answer.prompt.push((token, *logprobs.expect("asked for")));
+                }
                 Event::Admitted { .. } => {}
             }
         }
@@ -272,6 +284,8 @@ pub fn asks() -> Vec<Ask> {
         plain(47, Sampling { min_p: 0.2, ..drawn(12) }),
         Ask { alternates: Some(99), ..plain(48, Sampling { min_p: 0.05, top_k: 7, top_p: 0.8, ..drawn(3) }) },
         plain(44, Sampling { top_p: 0.9, ..drawn(6) }),
+        Ask { n_prompt_logprobs: Some(3), n_logprobs: Some(2), bias: vec![(65, 4.0)], ..plain(49, drawn(2)) },
+        Ask { n_prompt_logprobs: Some(0), n_new: 0, ..plain(50, Sampling::GREEDY) },
     ]
 }
 
@@ -285,7 +299,7 @@ fn tokens_and_their_probabilities_are_those_of_the_changed_logits() {
     let (asks, vocab_size) = (asks(), engine.config().vocab_size);
     let answers = answers(&mut engine, requests(&asks, vocab_size));
     for (ask, answer) in asks.iter().zip(&answers) {
-        assert_eq!((answer.tokens.len(), answer.reason), (N_NEW, Some(FinishReason::Length)), "{ask:?}");
+        assert_eq!((answer.tokens.len(), answer.reason), (ask.n_new, Some(FinishReason::Length)), "{ask:?}");
         let all = [&ask.prompt[..], &answer.tokens].concat();
         let logits = engine.teacher_force(&all, None).expect("runs");
         let mut coins = coins(ask.sampling.seed);
@@ -294,7 +308,14 @@ fn tokens_and_their_probabilities_are_those_of_the_changed_logits() {
             let changed = ask.changed(row, &answer.tokens[..i]);
             let coin = if ask.sampling.temperature == 0.0 { 0.0 } else { coins.next().expect("endless") };
             assert_eq!(token, ask.token(&changed, coin), "token {i} of {ask:?}: {:?}", answer.tokens);
-            check_logprobs(ask, &changed, token, answer.logprobs[i].as_deref());
+            check_logprobs(ask.n_logprobs, &changed, token, answer.logprobs[i].as_deref());
+        }
+        // Those of the prompt are of the logits as they come.
+        let n_scored = ask.n_prompt_logprobs.map_or(0, |_| ask.prompt.len() - 1);
+        assert!(answer.prompt.iter().map(|(token, _)| token).eq(&ask.prompt[1..][..n_scored]), "{answer:?}");
+        for ((token, told), row) in answer.prompt.iter().zip(logits.chunks(vocab_size)) {
+            let row: Vec<f64> = row.iter().copied().map(f64::from).collect();
+            check_logprobs(ask.n_prompt_logprobs, &row, *token, Some(told));
         }
     }
     // A bias of 100 decides, and penalties change what the model repeats.
@@ -304,15 +325,15 @@ fn tokens_and_their_probabilities_are_those_of_the_changed_logits() {
 }
 
 /// The most probable tokens and the one that came have the logarithms of softmax.
-fn check_logprobs(ask: &Ask, logits: &[f64], token: u32, got: Option<&LogitRowLogprobs>) {
-    assert_eq!(got.is_some(), ask.n_logprobs.is_some());
-    let Some((got, n)) = got.zip(ask.n_logprobs) else { return };
+fn check_logprobs(n: Option<usize>, logits: &[f64], token: u32, got: Option<&LogitRowLogprobs>) {
+    assert_eq!(got.is_some(), n.is_some());
+    let Some((got, n)) = got.zip(n) else { return };
     let falling = falling(logits);
     let largest = logits[falling[0] as usize];
     let log_sum = largest + logits.iter().map(|logit| (logit - largest).exp()).sum::<f64>().ln();
     let is_right = |token: u32, got: f32| (logits[token as usize] - log_sum - f64::from(got)).abs() < 1e-4;
     assert!(is_right(token, got.chosen), "{token}: {got:?}");
-    assert_eq!(got.top.iter().map(|one| one.token).collect::<Vec<_>>(), falling[..n], "{ask:?}");
+    assert_eq!(got.top.iter().map(|one| one.token).collect::<Vec<_>>(), falling[..n]);
     assert!(got.top.iter().all(|one| is_right(one.token, one.logprob)), "{got:?}");
 }
 
@@ -354,13 +375,19 @@ fn a_request_that_began_elsewhere_goes_on_as_it_would_have_there() {
     let (asks, vocab_size) = (asks(), engine.config().vocab_size);
     for ask in &asks {
         let whole = answers(&mut engine, vec![ask.request(vocab_size)]).remove(0);
-        for cut in [1, 5, N_NEW - 1, N_NEW] {
+        let of_prompt = |n_told| ask.n_prompt_logprobs.map(|n_top| PromptLogprobs { n_top, n_told });
+        for cut in [1, 5, N_NEW - 1, N_NEW].into_iter().filter(|&cut| cut <= ask.n_new) {
             let generated = whole.tokens[..cut].to_vec();
-            let rest = Request { generated, ..ask.request(vocab_size) };
+            let prompt_logprobs = of_prompt(ask.prompt.len() - 1);
+            let rest = Request { generated, prompt_logprobs, ..ask.request(vocab_size) };
             let rest = answers(&mut engine, vec![rest]).remove(0);
             assert_eq!((&rest.tokens[..], rest.reason), (&whole.tokens[cut..], whole.reason), "{cut}: {ask:?}");
             assert_eq!(rest.logprobs, whole.logprobs[cut..], "{cut}: {ask:?}");
+            assert_eq!(rest.prompt, [], "{cut}: {ask:?}");
         }
+        let rest = Request { prompt_logprobs: of_prompt(1), ..ask.request(vocab_size) };
+        let rest = answers(&mut engine, vec![rest]).remove(0);
+        assert_eq!((&rest.tokens, &rest.prompt[..]), (&whole.tokens, whole.prompt.get(1..).unwrap_or(&[])));
     }
     let foreign = Request { generated: vec![vocab_size as u32], ..asks[0].request(vocab_size) };
     assert!(matches!(engine.submit(foreign), Err(EngineError::Prompt(_))));
@@ -406,13 +433,20 @@ fn what_cannot_be_asked_for_is_refused() {
 pub fn check_against_the_cpu(engine: &mut Engine) {
     let (all, vocab_size) = (asks(), engine.config().vocab_size);
     let mut asks: Vec<Ask> = [0, 3, 6, 9].map(|i| Ask { n_new: 5, ..all[i].clone() }).into();
+    asks[1].n_prompt_logprobs = Some(2);
     asks.push(Ask { alternates: Some(2), n_new: 5, ..Ask::plain(70, Sampling::GREEDY) });
     let expected = answers(&mut on_cpu(3), requests(&asks, vocab_size));
     let told = answers(engine, requests(&asks, vocab_size));
     assert_eq!(told[4].tokens.len(), 2, "nothing may come after that");
     for ((ask, expected), told) in asks.iter().zip(&expected).zip(&told) {
         assert_eq!((&told.tokens, told.reason), (&expected.tokens, expected.reason), "{ask:?}");
-        for (told, expected) in told.logprobs.iter().zip(&expected.logprobs) {
+        let all = |answer: &Answer| {
+            let of_prompt = answer.prompt.iter().map(|(_, logprobs)| Some(logprobs.clone()));
+            of_prompt.chain(answer.logprobs.iter().map(|told| told.as_deref().cloned())).collect::<Vec<_>>()
+        };
+        let (told, expected) = (all(told), all(expected));
+        assert_eq!(told.len(), expected.len());
+        for (told, expected) in told.iter().zip(&expected) {
             assert_eq!(told.is_some(), expected.is_some());
             let (Some(told), Some(expected)) = (told, expected) else { continue };
             assert!((told.chosen - expected.chosen).abs() < 1e-4, "{told:?} for {expected:?}");

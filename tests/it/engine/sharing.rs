@@ -102,6 +102,7 @@ fn nothing_that_is_shared_changes_a_token() {
                 match event {
                     Event::Admitted { cached_tokens, .. } => n_cached += cached_tokens,
                     Event::Token { request, token, .. } => told.entry(request).or_default().push(token),
+                    Event::PromptToken { .. } => {}
                     Event::Finished { request, reason } => assert_eq!(ended.insert(request, reason), None),
                 }
             }

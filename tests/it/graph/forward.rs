@@ -129,7 +129,7 @@ pub fn drain(engine: &mut Engine) -> HashMap<RequestId, (Vec<u32>, Option<Finish
                     answer.0.push(token);
                 }
                 Event::Finished { request, reason } => answers.entry(request).or_default().1 = Some(reason),
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::PromptToken { .. } => {}
             }
         }
     }

@@ -1,9 +1,13 @@
 //! Completions of the tiny model: the same text streamed and not, and as `run` writes it.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
+use crate::checkpoint::odd_sizes::read_npy;
 use crate::fixtures::http::{post, stream};
-use crate::fixtures::program::run;
+use crate::fixtures::models::{Fixture, letters_tokenizer};
+use crate::fixtures::program::{file, run};
 use crate::fixtures::server::Server;
 
 const PATH: &str = "/v1/completions";
@@ -68,6 +72,8 @@ fn a_stream_is_the_whole_answer_in_pieces() {
         json!({"prompt": PROMPT, "max_tokens": 60, "temperature": 0, "stop": [" the", "."]}),
         json!({"prompt": PROMPT, "max_tokens": 10, "seed": 1, "logprobs": 3}),
         json!({"prompt": PROMPT, "max_tokens": 0, "echo": true}),
+        json!({"prompt": [PROMPT, "The dog"], "max_tokens": 3, "seed": 2, "n": 2, "echo": true, "logprobs": 2}),
+        json!({"prompt": [[5, 6, 7, 8], [9]], "max_tokens": 0, "echo": true, "logprobs": 1}),
     ] {
         let whole = post(server.address, PATH, &body).ok();
         let (choices, usage) = joined(&server, &body);
@@ -76,6 +82,74 @@ fn a_stream_is_the_whole_answer_in_pieces() {
         for key in ["prompt_tokens", "completion_tokens", "total_tokens"] {
             assert_eq!(usage[key], whole["usage"][key], "{body}");
         }
+    }
+}
+
+/// log softmax(logits).
+fn log_softmax(logits: &[f32]) -> Vec<f64> {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - largest).exp()).sum();
+    logits.iter().map(|logit| f64::from(logit - largest) - sum.ln()).collect()
+}
+
+#[test]
+fn a_prompt_that_is_echoed_has_the_log_probabilities_of_another_implementation() {
+    let fixture = Fixture::open("bf16");
+    let (model, folder) = (fixture.path("model.bin"), tempfile::tempdir().expect("a temporary folder"));
+    let tokenizer = file(folder.path(), "letters.bin", &letters_tokenizer(fixture.vocab_size));
+    let server = Server::start(&[&model, "--tokenizer", &tokenizer, "--precision", "f32", "-b", "2"]);
+    // A batch as lm-evaluation-harness sends it: ids, and one token more than anybody looks at.
+    let batch: Vec<&Vec<u32>> = fixture.prompts.iter().collect();
+    let body = json!({"prompt": batch, "temperature": 0, "max_tokens": 1, "logprobs": 1, "seed": 1234, "echo": true});
+    let answer = post(server.address, PATH, &body).ok();
+    let logits = read_npy(Path::new(&fixture.path("logits.npy")));
+    let mut logits = logits.chunks(fixture.vocab_size);
+    for (i, prompt) in fixture.prompts.iter().enumerate() {
+        let choice = &answer["choices"][i];
+        assert_eq!(choice["index"], i);
+        let lists = ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+            .map(|name| choice["logprobs"][name].as_array().unwrap_or_else(|| panic!("{choice}")).clone());
+        assert_eq!(lists.each_ref().map(Vec::len), [prompt.len() + 1; 4], "{choice}");
+        let [tokens, told, top, offsets] = lists;
+        assert_eq!((&told[0], &top[0], &offsets[0]), (&Value::Null, &Value::Null, &json!(0)));
+        let (mut text, mut is_greedy, mut sum, mut expected_sum) = (String::new(), true, 0.0, 0.0);
+        for (n, &id) in prompt.iter().enumerate() {
+            assert_eq!(offsets[n], text.chars().count());
+            text += tokens[n].as_str().expect("text");
+            let row = logits.next().expect("a row for each token");
+            let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).expect("a vocabulary");
+            let next = prompt.get(n + 1).map_or(best, |&id| id as usize); // behind the prompt greedily
+            let (expected, told) = (log_softmax(row)[next], told[n + 1].as_f64().expect("a number"));
+            assert!((expected - told).abs() < 1e-3, "token {n} ({id}) of {i}: {told} for {expected}");
+            let top = top[n + 1].as_object().expect("texts");
+            assert_eq!(top.len(), if next == best { 1 } else { 2 }, "{top:?}");
+            let most = top.values().filter_map(Value::as_f64).fold(f64::NEG_INFINITY, f64::max);
+            assert_eq!(most == told, next == best, "the same number in both lists, {top:?}");
+            assert!(top.values().any(|value| value.as_f64() == Some(told)), "{told} is in {top:?}");
+            // What the harness makes of it, with half of the prompt for a context.
+            if (prompt.len() / 2..prompt.len() - 1).contains(&n) {
+                (sum, expected_sum) = (sum + told, expected_sum + expected);
+                is_greedy &= most == told;
+            }
+        }
+        assert!((sum - expected_sum).abs() < 1e-2, "{sum} for {expected_sum}");
+        assert!(choice["text"].as_str().expect("text").starts_with(&text), "{choice} begins with {text}");
+        assert!(is_greedy == (prompt.len() == 1), "{i}: nobody says what stands there by chance");
+    }
+    let n_prompt: usize = fixture.prompts.iter().map(Vec::len).sum();
+    assert_eq!(answer["usage"]["prompt_tokens"], n_prompt);
+    assert_eq!(answer["usage"]["completion_tokens"], fixture.prompts.len());
+    // Without a token more, and again with what the prefix cache has by now: the same numbers.
+    let mut alone = body;
+    (alone["prompt"], alone["max_tokens"]) = (json!(fixture.prompts[3]), json!(0));
+    for _ in 0..2 {
+        let alone = post(server.address, PATH, &alone).ok();
+        for name in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
+            let mut expected = answer["choices"][3]["logprobs"][name].as_array().expect("a list").clone();
+            expected.pop();
+            assert_eq!(alone["choices"][0]["logprobs"][name], json!(expected), "{name}");
+        }
+        assert_eq!(alone["usage"]["completion_tokens"], 0);
     }
 }
 

@@ -59,6 +59,7 @@ fn two_replicas_answer_as_one_process_does() {
     let asks = [
         (PATH, json!({"prompt": "Once upon a time", "max_tokens": 40, "temperature": 0})),
         (PATH, json!({"prompt": "Lily", "max_tokens": 40, "seed": 5, "n": 3, "logprobs": 3})),
+        (PATH, json!({"prompt": "Lily and", "max_tokens": 2, "seed": 5, "echo": true, "logprobs": 2})),
         (
             PATH,
             json!({"prompt": "The", "max_tokens": 30, "seed": 6, "frequency_penalty": 1, "min_p": 0.1,

@@ -257,7 +257,8 @@ impl Executor {
         self.run_first(self.segments.len(), shape, observer)
     }
 
-    /// Launches a step as far as its logits; [`Self::change_logits`] and [`Self::sample`] do the rest.
+    /// Launches a step as far as its logits; [`Self::change_logits`], [`Self::sample`] and [`Self::logprobs`] do
+    /// the rest.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -274,12 +275,22 @@ impl Executor {
         self.run_asked_for(at..at + 1, shape, n_changed)
     }
 
-    /// Takes the tokens of a step, and the log-probabilities of so many of its rows.
+    /// Takes the tokens of a step.
     ///
     /// # Errors
     /// [`PlanError`].
-    pub(crate) fn sample(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
-        self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, n_logprobs)
+    pub(crate) fn sample(&mut self, shape: StepShape) -> Result<(), PlanError> {
+        self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, 0)
+    }
+
+    /// Looks up the log-probabilities of so many rows of a step whose tokens are there.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub(crate) fn logprobs(&mut self, shape: StepShape, n_logprobs: usize) -> Result<(), PlanError> {
+        let is_it = |segment: &Segment| segment.rows == Rows::Logprobs;
+        let first = self.segments.iter().position(is_it).unwrap_or(self.segments.len());
+        self.run_asked_for(first..self.segments.len(), shape, n_logprobs)
     }
 
     /// The first segment that a step has only if a request asks for it.

@@ -101,12 +101,15 @@ impl Scheduler {
         None
     }
 
-    /// How many blocks a sequence may begin with: one token at least is left to compute.
+    /// How many blocks a sequence may begin with: one token at least is left to compute, and all that are to tell how
+    /// probable the next one is.
     fn found(&self, sequence: &Sequence) -> usize {
         if !self.keeps_prefixes {
             return 0;
         }
-        let most = (sequence.tokens.len() - 1) / self.block_tokens;
+        let n_tokens = sequence.tokens.len() - 1;
+        let n_tokens = if sequence.is_scored() { sequence.n_scored } else { n_tokens };
+        let most = n_tokens / self.block_tokens;
         let there = sequence.keys[..most].iter().take_while(|key| self.tables.has(key)).count();
         (1..=there).rev().find(|&n| self.snapshots.has(&sequence.keys[n - 1])).unwrap_or(0)
     }
@@ -122,7 +125,8 @@ impl Scheduler {
         };
         let computes = |sequence: &&Sequence| sequence.is_kept && sequence.n_generated == 0;
         let mut running = self.slots.iter().flatten();
-        self.keeps_prefixes && n_found < n_blocks && running.any(|sequence| computes(&sequence) && same(&sequence))
+        let may_begin = self.keeps_prefixes && !waiting.is_scored();
+        may_begin && n_found < n_blocks && running.any(|sequence| computes(&sequence) && same(&sequence))
     }
 
     /// Gives a sequence its slot, its blocks, and what of it is there.

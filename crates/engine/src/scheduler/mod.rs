@@ -33,7 +33,9 @@ pub use blocks::BlockTables;
 pub use drafts::DraftOptions;
 pub use figures::Figures;
 pub use prefix::PrefixKey;
-pub use request::{Event, FinishReason, LogitChanges, LogitRowLogprobs, Request, RequestId, TokenLogprob, TokenMask};
+pub use request::{
+    Event, FinishReason, LogitChanges, LogitRowLogprobs, PromptLogprobs, Request, RequestId, TokenLogprob, TokenMask,
+};
 pub use sampling::{Sampling, SamplingWishes, Wish};
 pub use step::{BlockCopy, LogitRow, Row, RowToken, Step};
 
@@ -46,6 +48,8 @@ use sequence::Sequence;
 pub(crate) struct SchedulerOptions {
     /// Most rows of a step; at least the number of slots, so that every generating sequence gets its row.
     pub(crate) max_rows: usize,
+    /// Most rows of a step that give logits; at least the number of slots.
+    pub(crate) max_logit_rows: usize,
     /// Most rows of prompts in a step in which others generate.
     pub(crate) max_prompt_rows: usize,
     /// Tokens from one snapshot of a prompt's or an answer's windows to the next; what is left of a block does not
@@ -95,12 +99,14 @@ impl Scheduler {
     }
 
     /// Puts a request in the queue. The caller has checked that its prompt is not empty and that it fits the cache with
-    /// as many tokens as it may generate. One that has them all has ended.
+    /// as many tokens as it may generate. One that has them all, and asks for nothing of its prompt, has ended.
     pub(crate) fn submit(&mut self, request: Request) -> RequestId {
         assert!(!request.prompt.is_empty(), "an empty prompt has no row to sample from");
         let id = RequestId(self.n_submitted);
         self.n_submitted += 1;
-        if request.max_new_tokens <= request.generated.len() {
+        let asks_of_prompt = |of: PromptLogprobs| request.generated.is_empty() && of.n_told + 1 < request.prompt.len();
+        let is_scored = request.prompt_logprobs.is_some_and(asks_of_prompt);
+        if request.max_new_tokens <= request.generated.len() && !is_scored {
             self.events.push(Event::Finished { request: id, reason: FinishReason::Length });
             return id;
         }
@@ -175,13 +181,23 @@ impl Scheduler {
         let (mut events, mut n_before) = (Vec::new(), 0);
         for rows in step.logit_rows.chunk_by(|a, b| a.request == b.request) {
             let (request, slot) = (rows[0].request, rows[0].slot);
+            let (given, rows) = rows.split_at(rows.iter().take_while(|row| row.given.is_some()).count());
+            n_before += given.len();
+            if self.has(request) {
+                let told = |token| Event::PromptToken { request, token, logprobs: None };
+                events.extend(given.iter().filter_map(|row| row.given).map(told));
+            }
+            if rows.is_empty() {
+                continue;
+            }
             let tokens = &tokens[n_before..n_before + rows.len()];
             n_before += rows.len();
             // A sequence that ended in the step before, whose slot may be another's by now, had a row in this one; and
             // one that was preempted since is back in the queue, where its token reaches it.
             let in_slot = self.slots[slot].as_mut().filter(|sequence| sequence.id == request);
-            let (n_taken, reason) = if let Some(sequence) = in_slot {
+            let (n_told, n_taken, reason) = if let Some(sequence) = in_slot {
                 let (n_taken, reason) = sequence.take_tokens(step, rows, tokens);
+                let n_told = if sequence.tells_tokens { n_taken } else { 0 };
                 sequence.n_forwarded += n_taken - 1;
                 if reason.is_some() {
                     self.vacate(slot);
@@ -189,21 +205,28 @@ impl Scheduler {
                     self.keep_prefix(slot);
                     self.keep_snapshot_of_answer(slot);
                 }
-                (n_taken, reason)
+                (n_told, n_taken, reason)
             } else if let Some(index) = self.preempted(request) {
-                let (n_taken, reason) = self.waiting[index].take_tokens(step, rows, tokens);
+                let sequence = &mut self.waiting[index];
+                let (n_taken, reason) = sequence.take_tokens(step, rows, tokens);
+                let n_told = if sequence.tells_tokens { n_taken } else { 0 };
                 if reason.is_some() {
                     self.waiting.remove(index);
                 }
-                (n_taken, reason)
+                (n_told, n_taken, reason)
             } else {
                 continue;
             };
             self.figures.accepted_tokens += n_taken as u64 - 1;
-            events.extend(tokens[..n_taken].iter().map(|&token| Event::Token { request, token, logprobs: None }));
+            events.extend(tokens[..n_told].iter().map(|&token| Event::Token { request, token, logprobs: None }));
             events.extend(reason.map(|reason| Event::Finished { request, reason }));
         }
         events
+    }
+
+    /// Whether a request has not ended.
+    fn has(&self, request: RequestId) -> bool {
+        self.slots.iter().flatten().chain(&self.waiting).any(|sequence| sequence.id == request)
     }
 
     /// Ends a request whose row in the step that was made last is not to give a token.

@@ -1,5 +1,7 @@
 //! What a caller asks for, and what it is told.
 
+use serde::{Deserialize, Serialize};
+
 use super::Sampling;
 
 /// A request, by the order in which it was submitted.
@@ -11,7 +13,8 @@ pub struct RequestId(pub usize);
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once.
+    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once, or when all
+    /// was told that [`Self::prompt_logprobs`] asks for.
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
@@ -22,6 +25,8 @@ pub struct Request {
     /// With `Some(k)`, every token comes with its log-probability and those of the k most probable ones; k is at most
     /// [`Self::MAX_LOGPROBS`].
     pub n_logprobs: Option<usize>,
+    /// Whether the tokens of the prompt are told with their log-probabilities, before all others.
+    pub prompt_logprobs: Option<PromptLogprobs>,
     /// Requests find the cached prefixes of those alone that have the same salt.
     pub cache_salt: u64,
     /// What was generated before, for a request that began elsewhere: it goes on behind these tokens as if they had
@@ -36,9 +41,20 @@ impl Request {
     /// A request for tokens and nothing special.
     pub fn new(prompt: Vec<u32>, max_new_tokens: usize, stop: Vec<u32>, sampling: Sampling) -> Self {
         let changes = LogitChanges::default();
-        let (n_logprobs, cache_salt, generated) = (None, 0, Vec::new());
-        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, cache_salt, generated }
+        let (n_logprobs, prompt_logprobs, cache_salt, generated) = (None, None, 0, Vec::new());
+        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, prompt_logprobs, cache_salt, generated }
     }
+}
+
+/// What is told of the tokens of a prompt: how probable each is behind those before it, nothing of the first. All of
+/// the prompt is computed for that, also what the prefix cache has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PromptLogprobs {
+    /// The log-probabilities of so many most probable tokens are told beside the prompt's own; at most
+    /// [`Request::MAX_LOGPROBS`].
+    pub n_top: usize,
+    /// How many tokens were told before, for a request that began elsewhere.
+    pub n_told: usize,
 }
 
 /// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what
@@ -111,6 +127,13 @@ pub enum Event {
         request: RequestId,
         /// Tokens of the prompt whose keys and values were there already.
         cached_tokens: usize,
+    },
+    /// The next token of the prompt, the second one first, for requests that ask.
+    PromptToken {
+        request: RequestId,
+        token: u32,
+        /// How probable it was: of the logits as they come, which nothing changes.
+        logprobs: Option<Box<LogitRowLogprobs>>,
     },
     /// One more token, the stop token included.
     Token {

@@ -74,8 +74,28 @@ impl Scheduler {
         let mut shares: Vec<Share> = self.slots.iter().enumerate().filter_map(share).collect();
         let most = if step.rows.is_empty() { usize::MAX } else { self.options.max_prompt_rows };
         share_rows(&mut shares, most.min(self.options.max_rows - step.rows.len()));
+        self.cut_to_logit_rows(&mut shares, step);
         for share in shares {
             self.add_prompt_rows(share.slot, share.n_rows, step);
+        }
+    }
+
+    /// Leaves prompts whose every row gives logits as many rows as a step has logits for: at least one to that which
+    /// came first.
+    fn cut_to_logit_rows(&self, shares: &mut [Share], step: &Step) {
+        let scored = |share: &Share| self.slots[share.slot].as_ref().filter(|sequence| sequence.is_scored());
+        if !shares.iter().any(|share| scored(share).is_some()) {
+            return;
+        }
+        let n_ends = shares.iter().filter(|share| scored(share).is_none() && share.n_rows == share.n_left).count();
+        let mut room = self.options.max_logit_rows.saturating_sub(step.logit_rows.len() + n_ends);
+        let mut in_turn: Vec<&mut Share> = shares.iter_mut().collect();
+        in_turn.sort_unstable_by_key(|share| share.request);
+        for share in in_turn {
+            let Some(sequence) = scored(share) else { continue };
+            let n_told = sequence.n_scored.saturating_sub(sequence.n_forwarded);
+            share.n_rows = share.n_rows.min(n_told + room);
+            room -= share.n_rows.saturating_sub(n_told);
         }
     }
 
@@ -85,6 +105,8 @@ impl Scheduler {
         for position in first..end {
             if position + 1 == sequence.tokens.len() {
                 sequence.add_logit_row(slot, step);
+            } else {
+                sequence.add_scored_row(slot, position, step);
             }
             let token = RowToken::Id(sequence.tokens[position]);
             step.rows.push(Row { slot: slot as u32, position: position as u32, token });

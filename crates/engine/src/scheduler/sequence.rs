@@ -1,5 +1,6 @@
 //! A request on its way.
 
+use super::Sampling;
 use super::drafts::Drafts;
 use super::prefix::PrefixKey;
 use super::random::XorShift;
@@ -18,8 +19,12 @@ pub(super) struct Sequence {
     pub(crate) n_forwarded: usize,
     /// Positions of its slot that were written to, those of drafts that were wrong included.
     pub(crate) n_written: usize,
+    /// Positions whose rows tell how probable the token behind them is, in steps so far; 0 if nobody asks.
+    pub(crate) n_scored: usize,
     /// Tokens that steps so far generate, known or not.
     pub(crate) n_generated: usize,
+    /// Whether they are told. One that asks for the prompt alone generates one that nobody hears of.
+    pub(crate) tells_tokens: bool,
     /// Its last logit row in the step that had it last.
     logit_row: u32,
     random: XorShift,
@@ -49,12 +54,16 @@ impl Sequence {
         let mut tokens = std::mem::take(&mut request.prompt);
         let (n_prompt, generated) = (tokens.len(), std::mem::take(&mut request.generated));
         tokens.extend_from_slice(&generated);
+        let tells_tokens = request.max_new_tokens > 0;
+        request.max_new_tokens = request.max_new_tokens.max(1);
         let mut sequence = Self {
             id,
             n_prompt,
             n_forwarded: 0,
             n_written: 0,
+            n_scored: request.prompt_logprobs.map_or(0, |of| of.n_told),
             n_generated: generated.len(),
+            tells_tokens,
             logit_row: 0,
             random: XorShift::new(request.sampling.seed),
             drafts: Drafts::default(),
@@ -111,6 +120,21 @@ impl Sequence {
         self.tokens.get(self.n_forwarded).map_or(sampled, |&token| RowToken::Id(token))
     }
 
+    /// Whether it has positions left whose rows tell how probable the token behind them is.
+    pub(crate) fn is_scored(&self) -> bool {
+        self.request.prompt_logprobs.is_some() && self.n_scored + 1 < self.n_prompt
+    }
+
+    /// The row that the step gets next tells how probable the token behind it is, if that is asked for and was not
+    /// told.
+    pub(crate) fn add_scored_row(&mut self, slot: usize, position: usize, step: &mut Step) {
+        if self.is_scored() && position == self.n_scored {
+            self.n_scored += 1;
+            let (row, request, given) = (step.rows.len() as u32, self.id, Some(self.tokens[position + 1]));
+            step.logit_rows.push(LogitRow { row, sampling: Sampling::GREEDY, coin: 0.0, given, slot, request });
+        }
+    }
+
     /// The row that the step gets next gives a token.
     pub(crate) fn add_logit_row(&mut self, slot: usize, step: &mut Step) {
         self.logit_row = step.logit_rows.len() as u32;
@@ -125,7 +149,7 @@ impl Sequence {
 
     fn push_logit_row(&self, slot: usize, coin: f32, step: &mut Step) {
         let (row, sampling, request) = (step.rows.len() as u32, self.request.sampling, self.id);
-        step.logit_rows.push(LogitRow { row, sampling, coin, slot, request });
+        step.logit_rows.push(LogitRow { row, sampling, coin, given: None, slot, request });
     }
 
     /// Rows of drafts behind its row. Their tokens are drawn by the random numbers that are next, which are used up
@@ -169,7 +193,7 @@ impl Sequence {
     /// Takes a token that was sampled for it; why it ends, if it does.
     fn take_token(&mut self, token: u32) -> Option<FinishReason> {
         self.tokens.push(token);
-        if self.request.stop.contains(&token) {
+        if self.request.stop.contains(&token) && self.tells_tokens {
             Some(FinishReason::Stop)
         } else if self.tokens.len() == self.n_prompt + self.request.max_new_tokens {
             Some(FinishReason::Length)

@@ -43,6 +43,8 @@ pub struct LogitRow {
     pub(crate) sampling: Sampling,
     /// Decides the draw, in [0, 1); 0 where nothing is drawn.
     pub(crate) coin: f32,
+    /// The token of a prompt that stands behind the row, where no other is wanted but how probable this one is.
+    pub(crate) given: Option<u32>,
     pub(super) slot: usize,
     pub(super) request: RequestId,
 }
@@ -92,13 +94,14 @@ impl Step {
 
     /// Rows that were made with drafts: those behind the first that gives a token of a request.
     pub(crate) fn n_drafts(&self) -> usize {
-        self.logit_rows.windows(2).filter(|pair| pair[0].request == pair[1].request).count()
+        let is_draft = |pair: &&[LogitRow]| pair[0].request == pair[1].request && pair[0].given.is_none();
+        self.logit_rows.windows(2).filter(is_draft).count()
     }
 
     /// A step whose every row gives logits, sampled greedily.
     pub(crate) fn with_all_logits(rows: Vec<Row>) -> Self {
         let (sampling, coin, request) = (Sampling::GREEDY, 0.0, RequestId(usize::MAX));
-        let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, slot: slot as usize, request };
+        let logit = |row: u32, slot: u32| LogitRow { row, sampling, coin, given: None, slot: slot as usize, request };
         let logit_rows = rows.iter().enumerate().map(|(i, row)| logit(i as u32, row.slot)).collect();
         Self { copies: Vec::new(), rows, logit_rows }
     }

@@ -11,9 +11,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::encoding::{Encoding, TensorInfo};
+use super::f8::{F8Scales, is_f8};
 use super::inventory::{Form, Inventory, Mismatches, StoredTensor};
 use super::rearranged::{ElementConversion, ElementOrder, Piece, Rearranged};
-use super::stored::{Codec, Number, is_bf16};
+use super::stored::{Codec, Mxfp4Order, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
 use crate::config::ModelConfig;
@@ -55,11 +56,16 @@ pub(super) const OPENAI: FileLayout = FileLayout {
 pub(super) const GGUF: FileLayout =
     FileLayout { names: family::NamingScheme::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
 
+/// GGUF files as Ollama's converter writes them.
+pub(super) const OLLAMA: FileLayout = FileLayout { names: family::NamingScheme::Ollama, ..GGUF };
+
 /// A tensor of the model made of numbers, whose type is not decided yet.
 struct PlannedTensor {
     name: String,
     shape: Vec<usize>,
     pieces: Vec<StoredTensor>,
+    /// Of each piece, where it has some.
+    scales: Vec<Option<F8Scales>>,
     /// Rows of a head of each piece whose rows are in pairs.
     pairs: Vec<Option<usize>>,
     order: ElementOrder,
@@ -110,37 +116,66 @@ impl Taking<'_> {
     /// Takes what the tensor of a group in layer `l` is made of.
     fn group(&mut self, inventory: &mut Inventory, group: &Group, l: usize) {
         let is_expert = group.tensor.is_expert;
+        let names = self.format.names_of(inventory, group, l);
         if is_expert && self.has_mxfp4 {
             let parts: [TensorInfo; 2] = Encoding::Mxfp4.parts(group).try_into().expect("codes and scales");
             let tensors = match self.format.mxfp4 {
                 Mxfp4::Apart { codes, scales } => self.apart(inventory, group, l, parts, [codes, scales]),
-                Mxfp4::Blocks => self.blocks(inventory, group, l, parts),
+                Mxfp4::Blocks => self.blocks(inventory, group, l, names, parts),
             };
             self.tensors.extend(tensors.into_iter().flatten());
             return;
         }
         // Numbers in blocks of 32 along rows; a row of what is put together by turns may be a single number.
-        let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight");
+        let is_turned = matches!(group.tensor.spelled(names), Spelled::Transposed(_));
+        let takes_blocks = group.shape.len() > 1 && group.tensor.name.ends_with("weight") && !is_turned;
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
-        let Some(pieces) = self.pieces(inventory, group, l, wanted) else { return };
-        let order = match (group.tensor.spelled(self.format.names), group.tensor.stack()) {
+        let Some(pieces) = self.pieces(inventory, group, l, names, wanted) else { return };
+        let order = match (group.tensor.spelled(names), group.tensor.stack()) {
             (Spelled::Stacked(_), Some(Stack::InTurn)) => ElementOrder::Interleaved,
             (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
             (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
         };
+        let Some(scales) = self.scales(inventory, group, l, names, &pieces) else { return };
         self.planned.push(PlannedTensor {
+            scales,
             name: group.name_in(l),
             shape: group.shape.clone(),
             pieces,
-            pairs: group.tensor.pieces(self.format.names, &self.dims).iter().map(|piece| piece.pairs).collect(),
+            pairs: group.tensor.pieces(names, &self.dims).iter().map(|piece| piece.pairs).collect(),
             order,
             is_expert,
         });
     }
 
+    /// The scales of pieces in 8 bits; `None` if some are not as they should be.
+    fn scales(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        names: family::NamingScheme,
+        pieces: &[StoredTensor],
+    ) -> Option<Vec<Option<F8Scales>>> {
+        let named = group.tensor.pieces(names, &self.dims);
+        let scales = pieces.iter().zip(named).map(|(piece, StoredPiece { name, shape, .. })| {
+            let name = self.format.name_in(name, group, l);
+            is_f8(piece).then(|| F8Scales::take(inventory, &name, &shape))
+        });
+        let scales: Vec<Option<Option<F8Scales>>> = scales.collect();
+        scales.into_iter().map(|scales| scales.map_or(Some(None), |of| of.map(Some))).collect()
+    }
+
     /// What a tensor is made of; `None` if anything is wrong with any of it.
-    fn pieces(&self, inventory: &mut Inventory, group: &Group, l: usize, wanted: Form) -> Option<Vec<StoredTensor>> {
-        let pieces = group.tensor.pieces(self.format.names, &self.dims);
+    fn pieces(
+        &self,
+        inventory: &mut Inventory,
+        group: &Group,
+        l: usize,
+        names: family::NamingScheme,
+        wanted: Form,
+    ) -> Option<Vec<StoredTensor>> {
+        let pieces = group.tensor.pieces(names, &self.dims);
         let taken = pieces.iter().map(|StoredPiece { name, shape, .. }| {
             inventory.take(self.format.name_in(name, group, l), shape, wanted) // each, so that all errors are found
         });
@@ -163,9 +198,9 @@ impl Taking<'_> {
         let block_len = codes_part.dtype.format().expect("codes have scales").block_len();
         let codes_shape = [&scales_part.shape[..], &[codes_part.dtype.len_bytes(block_len)]].concat();
         let shapes = [codes_shape, scales_part.shape.clone()];
-        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize]| {
+        let mut take = |part: TensorInfo, suffix: &str, shape: &[usize], wanted: Form| {
             let stored = self.format.name_in(&format!("{name}{suffix}"), group, l);
-            let taken = inventory.take(stored, shape, Form::Byte)?;
+            let taken = inventory.take(stored, shape, wanted)?;
             Some(Tensor {
                 name: part.name_in(l),
                 dtype: part.dtype,
@@ -174,7 +209,8 @@ impl Taking<'_> {
                 file_offset: Some(taken.file_offset),
             })
         };
-        [take(codes_part, suffixes[0], &shapes[0]), take(scales_part, suffixes[1], &shapes[1])]
+        let codes = take(codes_part, suffixes[0], &shapes[0], Form::Byte);
+        [codes, take(scales_part, suffixes[1], &shapes[1], Form::Scale)]
     }
 
     /// Codes and scales out of blocks that hold both.
@@ -183,32 +219,52 @@ impl Taking<'_> {
         inventory: &mut Inventory,
         group: &Group,
         l: usize,
+        names: family::NamingScheme,
         parts: [TensorInfo; 2],
     ) -> [Option<Tensor>; 2] {
-        let Some(pieces) = self.pieces(inventory, group, l, Form::Mxfp4Blocks) else { return [None, None] };
+        let Some(pieces) = self.pieces(inventory, group, l, names, Form::Mxfp4Blocks) else { return [None, None] };
         let order = if pieces.len() == 1 { ElementOrder::Concatenated } else { ElementOrder::Interleaved };
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
+        let step = |piece: &StoredTensor, is_codes: bool| match piece.stored.codec {
+            _ if !is_codes => ElementConversion::Parameter(format, 0),
+            Some(Codec::Mxfp4Blocks(Mxfp4Order::Neighbours)) => ElementConversion::CodesAsTheyAre(format),
+            _ => ElementConversion::Codes(format),
+        };
         let [codes, scales] = parts;
-        [(codes, ElementConversion::Codes(format)), (scales, ElementConversion::Parameter(format, 0))].map(
-            |(part, step)| {
-                let pieces = pieces.iter().map(|piece| Piece { bytes: piece.bytes.clone(), step, pairs: None });
-                let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
-                Some(Tensor {
-                    name: part.name_in(l),
-                    dtype: part.dtype,
-                    elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
-                    shape: part.shape,
-                    file_offset,
-                })
-            },
-        )
+        [(codes, true), (scales, false)].map(|(part, is_codes)| {
+            let pieces = pieces.iter().map(|piece| {
+                let (bytes, step) = (piece.bytes.clone(), step(piece, is_codes));
+                Piece { bytes, step, pairs: None, scales: None }
+            });
+            let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
+            Some(Tensor {
+                name: part.name_in(l),
+                dtype: part.dtype,
+                elements: Elements::Rearranged(Rearranged::new(pieces.collect(), order, row_len)),
+                shape: part.shape,
+                file_offset,
+            })
+        })
     }
 }
 
 impl FileLayout {
     fn name_in(&self, name: &str, group: &Group, l: usize) -> String {
         if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
+    }
+
+    /// What names the parts of a tensor have: a file of Ollama's may have one whole, or in parts as llama.cpp has it.
+    fn names_of(&self, inventory: &Inventory, group: &Group, l: usize) -> family::NamingScheme {
+        match group.tensor.spelled(self.names) {
+            Spelled::Same(name)
+                if self.names == family::NamingScheme::Ollama
+                    && inventory.get(&self.name_in(name, group, l)).is_none() =>
+            {
+                family::NamingScheme::Gguf
+            }
+            _ => self.names,
+        }
     }
 
     /// Whether the experts' matrices are in MXFP4, judged by the first layer's that are stored as one.
@@ -221,7 +277,9 @@ impl FileLayout {
             let first = |name: &str| inventory.get(&self.name_in(name, &group, 0));
             match self.mxfp4 {
                 Mxfp4::Apart { codes, .. } => first(&format!("{name}{codes}")).is_some(),
-                Mxfp4::Blocks => first(name).is_some_and(|tensor| tensor.stored.codec == Some(Codec::Mxfp4Blocks)),
+                Mxfp4::Blocks => {
+                    first(name).is_some_and(|tensor| matches!(tensor.stored.codec, Some(Codec::Mxfp4Blocks(_))))
+                }
             }
         })
     }
@@ -244,7 +302,7 @@ fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
 
 impl PlannedTensor {
     fn tensor(self, dtype: Dtype) -> Tensor {
-        let Self { name, shape, pieces, pairs, order, .. } = self;
+        let Self { name, shape, pieces, scales, pairs, order, .. } = self;
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
             [only]
@@ -254,7 +312,7 @@ impl PlannedTensor {
             {
                 Elements::Bytes(only.bytes.clone())
             }
-            _ => Elements::Rearranged(rearranged(pieces, &pairs, order, dtype, &shape)),
+            _ => Elements::Rearranged(rearranged(pieces, scales, &pairs, order, dtype, &shape)),
         };
         Tensor { name, dtype, shape, elements, file_offset }
     }
@@ -262,6 +320,7 @@ impl PlannedTensor {
 
 fn rearranged(
     pieces: Vec<StoredTensor>,
+    scales: Vec<Option<F8Scales>>,
     pairs: &[Option<usize>],
     order: ElementOrder,
     dtype: Dtype,
@@ -272,9 +331,9 @@ fn rearranged(
         ElementOrder::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
-    let piece = |(piece, pairs): (StoredTensor, &Option<usize>)| {
+    let piece = |((piece, scales), pairs): ((StoredTensor, Option<F8Scales>), &Option<usize>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs }
+        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs, scales }
     };
-    Rearranged::new(pieces.into_iter().zip(pairs).map(piece).collect(), order, row_len)
+    Rearranged::new(pieces.into_iter().zip(scales).zip(pairs).map(piece).collect(), order, row_len)
 }

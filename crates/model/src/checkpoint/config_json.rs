@@ -6,6 +6,7 @@
 
 use serde_json::{Map, Value};
 
+use super::foreign::{self, ForeignQuantization};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::family::known::{gpt_oss, usable};
 use crate::family::{Dim, Expected, Family, FamilyError, Number, RopeScaling, known};
@@ -13,6 +14,9 @@ use hint::Hint;
 
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
+
+/// Ways of quantising of which types and scales of tensors say the rest.
+const QUANTIZED: [&str; 2] = ["fp8", "compressed-tensors"];
 
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +41,9 @@ pub enum ConfigFileError {
     /// The family's own file is broken.
     #[error(transparent)]
     Family(#[from] FamilyError),
+    /// The weights are quantised in a way that is not read.
+    #[error(transparent)]
+    Foreign(#[from] ForeignQuantization),
 }
 
 impl Hint for ConfigFileError {
@@ -44,6 +51,7 @@ impl Hint for ConfigFileError {
         match self {
             Self::Dimensions(error) => error.hint(),
             Self::Family(error) => error.hint(),
+            Self::Foreign(error) => error.hint(),
             Self::Missing { keys } if keys.iter().any(|key| key.ends_with("truncate")) => Some(
                 "transformers rounds YaRN's range where `truncate` is not false; gpt-oss was trained without".into(),
             ),
@@ -67,6 +75,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
     }
     let json: Map<String, Value> = serde_json::from_slice(bytes).map_err(ConfigFileError::Json)?;
     let file = Object { json: &json, path: "" };
+    if let Some(Value::String(method)) = file.object("quantization_config")?.and_then(|of| of.get("quant_method")) {
+        foreign::check_method(method)?;
+    }
     let (scaling, scaling_path) = match ["rope_parameters", "rope_scaling"].map(|key| (file.object(key), key)) {
         [(Ok(Some(new)), path), _] => (Some(new), path),
         [(Err(error), _), _] | [_, (Err(error), _)] => return Err(error),
@@ -148,6 +159,10 @@ fn check_constants(family: &Family, file: &Object) -> Result<(), ConfigFileError
         let inner = if outer.is_empty() { Some(file.json) } else { file.object(outer)? };
         let Some(json) = inner else { continue };
         let object = Object { json, path: outer };
+        let is_read = |found: &Value| QUANTIZED.iter().any(|method| found == method);
+        if path == "quantization_config.quant_method" && object.any(&[key])?.is_some_and(is_read) {
+            continue;
+        }
         match expected {
             Expected::Text(text) => object.expect(key, &text.as_str().into())?,
             Expected::Flag(flag) => object.expect(key, &(*flag).into())?,
@@ -411,7 +426,8 @@ mod tests {
             ("/head_dim", json!(64.5), "`head_dim` is 64.5, expected a whole number"),
             ("/hidden_size", json!(-1), "`hidden_size` is -1, expected 1 to"),
             ("/hidden_size", json!(u64::MAX), "`hidden_size` is 18446744073709551615, expected a whole number"),
-            ("/quantization_config/quant_method", json!("awq"), "`quantization_config.quant_method` is \"awq\""),
+            ("/quantization_config/quant_method", json!("quark"), "`quantization_config.quant_method` is \"quark\""),
+            ("/quantization_config/quant_method", json!("awq"), "could not read weights that AWQ quantised"),
             ("/rope_theta", json!(0.5), "`rope_theta` is 0.5"),
         ] {
             let mut config = transformers_4();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use super::config_json::ConfigFileError;
 use super::download::{self, DownloadError};
 use super::folder::FolderError;
+use super::foreign::ForeignQuantization;
 use super::gguf::GgufError;
 use super::inventory::Mismatches;
 use super::safetensors::SafetensorsError;
@@ -98,6 +99,9 @@ pub enum CheckpointError {
     ConfigFile(#[from] ConfigFileError),
     #[error(transparent)]
     Folder(#[from] FolderError),
+    /// The tensors are quantised in a way that is not read.
+    #[error(transparent)]
+    Foreign(#[from] ForeignQuantization),
     /// The file of the model's family is broken.
     #[error(transparent)]
     Family(#[from] FamilyError),
@@ -127,6 +131,7 @@ impl Hint for CheckpointError {
             Self::Gguf(error) => error.hint(),
             Self::ConfigFile(error) => error.hint(),
             Self::Folder(error) => error.hint(),
+            Self::Foreign(error) => error.hint(),
             Self::Family(error) => error.hint(),
             Self::Tensors(error) => error.hint(),
             Self::NotInHeader { name } => Some(format!("give `{name}` a `default` in the file of the family gpt-oss")),

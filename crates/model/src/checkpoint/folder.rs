@@ -10,7 +10,9 @@ use serde::Deserialize;
 
 use super::assembly::{self, assemble};
 use super::inventory::Inventory;
-use super::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource, config_json, download, safetensors};
+use super::{
+    Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource, config_json, download, foreign, safetensors,
+};
 use hint::Hint;
 use system::json_entries::JsonEntries;
 
@@ -164,6 +166,7 @@ impl Files {
     }
 
     fn into_checkpoint(self, folder: &Path, config: crate::config::ModelConfig) -> Result<Checkpoint, CheckpointError> {
+        foreign::check_names(self.inventory.names())?;
         let is_openai = self.inventory.get("embedding.weight").is_some();
         let format = if is_openai { &assembly::OPENAI } else { &assembly::HUGGING_FACE };
         let tensors = assemble(self.inventory, format, &config)?;

@@ -37,8 +37,10 @@ pub(super) enum Form {
     Number,
     /// Blocks of MXFP4, scales included.
     Mxfp4Blocks,
-    /// Codes or scales of MXFP4.
+    /// Codes of MXFP4.
     Byte,
+    /// Its scales.
+    Scale,
 }
 
 /// A difference between what the model wants and what the files hold.
@@ -122,9 +124,24 @@ impl Inventory {
         }
     }
 
+    /// The names of all tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.tensors.keys().map(String::as_str)
+    }
+
     /// Looks at a tensor, which stays.
     pub(crate) fn get(&self, name: &str) -> Option<&StoredTensor> {
         self.tensors.get(name)
+    }
+
+    /// Takes a tensor of numbers that stand alone out, as [`Self::take`] does.
+    pub(super) fn take_plain(&mut self, name: String, shape: &[usize]) -> Option<StoredTensor> {
+        self.take(name, shape, Form::Plain)
+    }
+
+    /// Takes a tensor out that nothing needs, if it is there.
+    pub(super) fn leave_out(&mut self, name: &str) {
+        self.tensors.remove(name);
     }
 
     /// Takes a tensor out, if it is as it is wanted; notes what is wrong otherwise.
@@ -175,17 +192,21 @@ impl Form {
         match self {
             Self::Plain => matches!(codec, Codec::Number(Number::F32 | Number::F16 | Number::Bf16)),
             Self::Number => matches!(codec, Codec::Number(_)),
-            Self::Mxfp4Blocks => codec == Codec::Mxfp4Blocks,
+            Self::Mxfp4Blocks => matches!(codec, Codec::Mxfp4Blocks(_)),
             Self::Byte => codec == Codec::Byte,
+            Self::Scale => matches!(codec, Codec::Byte | Codec::Exponent),
         }
     }
 
     fn names(self) -> &'static str {
         match self {
             Self::Plain => "BF16, F16 or F32",
-            Self::Number => "BF16, F16, F32 or (GGUF) Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS or Q2_K to Q6_K",
+            Self::Number => {
+                "BF16, F16, F32, F8_E4M3 or (GGUF) Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, IQ4_XS or Q2_K to Q6_K"
+            }
             Self::Mxfp4Blocks => "MXFP4",
             Self::Byte => "U8",
+            Self::Scale => "U8 or F8_E8M0",
         }
     }
 }

@@ -7,10 +7,10 @@
 //!
 //! [`bin`] reads gpt-oss-amd's `.bin` files, and [`layout`] says what is known to be wrong in some of them.
 //! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
-//! of which [`assembly`] makes those of the model. [`download`] knows what is there of a file that is not. [`random`]
-//! describes weights that are made where they are used; [`tensor_parallel`] cuts a model for several devices, into
-//! [`slice`]s; [`export`] writes any checkpoint as a `.bin` file, and [`size`]
-//! says what one takes.
+//! of which [`assembly`] makes those of the model; [`f8`] finds scales of bytes, [`foreign`] names what is not read.
+//! [`download`] knows what is there of a file that is not. [`random`] describes weights that are made where they are
+//! used; [`tensor_parallel`] cuts a model for several devices, into [`slice`]s; [`export`] writes any checkpoint as a
+//! `.bin` file, and [`size`] says what one takes.
 
 pub(crate) mod assembly;
 pub mod bin;
@@ -21,7 +21,9 @@ pub mod download;
 pub mod encoding;
 mod error;
 pub mod export;
+mod f8;
 pub(crate) mod folder;
+mod foreign;
 pub mod gguf;
 pub(crate) mod inventory;
 pub mod layout;
@@ -44,6 +46,7 @@ use crate::config::ModelConfig;
 use format::Dtype;
 
 pub use error::CheckpointError;
+pub use foreign::ForeignQuantization;
 use gguf::model::GgufTokenizer;
 use layout::{Layout, LayoutFinding};
 use quantized::{Quantization, Quantized};
@@ -335,6 +338,7 @@ impl Tensor {
                     bytes: bytes.clone(),
                     step: ElementConversion::Convert { from: number, to: dtype },
                     pairs: None,
+                    scales: None,
                 };
                 Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Concatenated, 1))
             }

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 use rayon::prelude::*;
 
+use super::f8;
 use super::{CheckpointError, Elements, Tensor};
 use format::Dtype;
 
@@ -14,6 +15,9 @@ pub enum Quantization {
     /// (`quantize_row_q8_0_ref`): `d = max |x| / 127`, bytes are `x * (1 / d)` rounded to the nearest, halves away from
     /// zero, with d in f32, and what is stored of d is rounded to f16.
     Q8_0,
+    /// Bytes of e4m3 and a scale in f32 for each row, `max |x| / 448`: the byte nearest to `x / scale`, of two the even
+    /// one.
+    F8E4M3,
 }
 
 impl Quantization {
@@ -21,6 +25,7 @@ impl Quantization {
     pub const fn dtype(self) -> Dtype {
         match self {
             Self::Q8_0 => Dtype::Q8_0,
+            Self::F8E4M3 => Dtype::F8E4M3,
         }
     }
 }
@@ -30,6 +35,7 @@ impl Quantization {
 pub struct Quantized {
     /// The matrix: f32 or bf16.
     whole: Box<Tensor>,
+    to: Quantization,
     part: Part,
 }
 
@@ -40,7 +46,7 @@ enum Part {
 }
 
 const BLOCK: usize = 32;
-/// Codes go to 127, scales to the largest f16.
+/// Codes of Q8_0 go to 127, scales to the largest f16.
 const LARGEST: f32 = 127.0 * 65504.0;
 
 impl Tensor {
@@ -61,7 +67,7 @@ impl Tensor {
             name: made.name,
             dtype: made.dtype,
             shape: made.shape,
-            elements: Elements::Quantized(Quantized { whole: Box::new(whole.clone()), part }),
+            elements: Elements::Quantized(Quantized { whole: Box::new(whole.clone()), to, part }),
             file_offset: self.file_offset,
         };
         parts.map(tensor).collect()
@@ -74,10 +80,11 @@ impl Quantized {
     }
 
     fn row_bytes(&self) -> usize {
-        let blocks = self.row_len().div_ceil(BLOCK);
+        let format = self.to.dtype().format().expect("in blocks");
+        let blocks = self.row_len().div_ceil(format.block_len());
         match self.part {
-            Part::Codes => BLOCK * blocks,
-            Part::Scales => 2 * blocks,
+            Part::Codes => format.dtype.len_bytes(blocks * format.block_len()),
+            Part::Scales => format.parameters[0].dtype.len_bytes(blocks),
         }
     }
 
@@ -99,20 +106,32 @@ impl Quantized {
         let begin = || (vec![0u8; self.whole.dtype.len_bytes(row_len)], vec![0f32; row_len.next_multiple_of(BLOCK)]);
         to.par_chunks_mut(self.row_bytes()).enumerate().try_for_each_init(begin, |(bytes, values), (row, to)| {
             self.read_row(row, bytes, values);
-            if !values.iter().all(|value| value.abs() <= LARGEST) {
-                return Err(CheckpointError::NotQuantized { name: self.whole.name.clone(), row, to: Dtype::Q8_0 });
+            let largest = if self.to == Quantization::Q8_0 { LARGEST } else { f32::MAX };
+            if !values.iter().all(|value| value.abs() <= largest) {
+                let (name, to) = (self.whole.name.clone(), self.to.dtype());
+                return Err(CheckpointError::NotQuantized { name, row, to });
             }
             let blocks = values.as_chunks::<BLOCK>().0.iter();
-            match self.part {
-                Part::Codes => {
+            match (self.to, self.part) {
+                (Quantization::Q8_0, Part::Codes) => {
                     for (block, to) in blocks.zip(to.as_chunks_mut::<BLOCK>().0) {
                         *to = codes(block);
                     }
                 }
-                Part::Scales => {
+                (Quantization::Q8_0, Part::Scales) => {
                     for (block, to) in blocks.zip(to.as_chunks_mut::<2>().0) {
                         *to = f16::from_f32(scale(block)).to_le_bytes();
                     }
+                }
+                (Quantization::F8E4M3, Part::Codes) => {
+                    let scale = row_scale(values);
+                    let code = |value: &f32| if scale == 0.0 { 0 } else { f8::code(value / scale) };
+                    to.fill(0);
+                    to.iter_mut().zip(&values[..row_len]).for_each(|(to, value)| *to = code(value));
+                }
+                (Quantization::F8E4M3, Part::Scales) => {
+                    let scale = row_scale(values).to_le_bytes();
+                    to.as_chunks_mut::<4>().0.iter_mut().for_each(|to| *to = scale);
                 }
             }
             Ok(())
@@ -144,6 +163,11 @@ impl Quantized {
 /// What the codes of a block are multiplied with, before it is rounded to f16.
 fn scale(block: &[f32; BLOCK]) -> f32 {
     block.iter().fold(0f32, |largest, value| largest.max(value.abs())) / 127.0
+}
+
+/// What the bytes of a row are multiplied with.
+fn row_scale(values: &[f32]) -> f32 {
+    values.iter().fold(0f32, |largest, value| largest.max(value.abs())) / f8::LARGEST
 }
 
 fn codes(block: &[f32; BLOCK]) -> [u8; BLOCK] {
@@ -187,6 +211,25 @@ mod tests {
         assert!(codes[40..].iter().all(|&code| code == 0), "what fills the last block");
         // 1 and 1 / 127 = 2^-7 * 1.00787…: 2^-7 (1 + 8 / 1024) as f16.
         assert_eq!(made(&parts[1])[..], [0x00, 0x3c, 0x08, 0x20]);
+    }
+
+    #[test]
+    fn bytes_of_e4m3_are_nearest_to_what_a_rows_largest_makes_448() {
+        let mut values = [0f32; 2 * 130];
+        // The first row's scale is 2. 17 is between 16 and 18, 19 between 18 and 20: of codes the even one.
+        values[..8].copy_from_slice(&[896.0, 34.0, 38.0, -2.0, 2.0 / 512.0, 1.0 / 512.0, 3.0 / 512.0, -700.0]);
+        values[129] = 4.0;
+        values[130] = -0.1;
+        let parts = matrix([2, 130], &values).quantized(Quantization::F8E4M3);
+        let names: Vec<(&str, Dtype, &[usize])> =
+            parts.iter().map(|part| (part.name.as_str(), part.dtype, &part.shape[..])).collect();
+        assert_eq!(names, [("a.weight", Dtype::F8E4M3, &[2, 256][..]), ("a.scale", Dtype::F32, &[2, 2][..])]);
+        let codes = made(&parts[0]);
+        assert_eq!(codes[..8], [0x7e, 0x58, 0x5a, 0xb8, 0x01, 0x00, 0x02, 0xfb]);
+        assert_eq!((codes[129], codes[256]), (0x40, 0xfe));
+        assert!(codes[130..256].iter().chain(&codes[257..]).all(|&code| code == 0), "what fills the last block");
+        let scales: Vec<f32> = made(&parts[1]).as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+        assert_eq!(scales, [2.0, 2.0, 0.1 / 448.0, 0.1 / 448.0]);
     }
 
     #[test]

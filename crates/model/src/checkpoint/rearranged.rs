@@ -8,7 +8,8 @@ use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::blocks::{self, codes_of, parameters_of};
-use super::stored::Number;
+use super::f8::{self, F8Scales};
+use super::stored::{self, Number};
 use format::{BlockFormat, Dtype};
 
 /// How a tensor is made of pieces of files.
@@ -30,6 +31,8 @@ pub(crate) struct Piece {
     pub step: ElementConversion,
     /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
     pub(crate) pairs: Option<usize>,
+    /// What numbers of 8 bits are multiplied by; none else.
+    pub(crate) scales: Option<F8Scales>,
 }
 
 /// Where the rows of the pieces go.
@@ -53,8 +56,14 @@ pub(crate) enum ElementConversion {
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: consecutive elements of few bits share a byte, the first in its lowest.
     Codes(&'static BlockFormat),
+    /// The same of blocks that have them so behind their only scale, a byte.
+    CodesAsTheyAre(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
     Parameter(&'static BlockFormat, usize),
+    /// Bytes of numbers of 8 bits, of which a row has so many; what fills its last block is zero.
+    F8Codes { row_len: usize },
+    /// Their scales, one for every block.
+    F8Scales { row_len: usize },
 }
 
 impl ElementConversion {
@@ -62,10 +71,13 @@ impl ElementConversion {
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
-            Self::Codes(format) => n_elements / format.block_len() * blocks::stored_bytes(format.dtype),
+            Self::Codes(format) | Self::CodesAsTheyAre(format) => {
+                n_elements / format.block_len() * blocks::stored_bytes(format.dtype)
+            }
             Self::Parameter(format, i) => {
                 n_elements * format.parameters[i].every / format.block_len() * blocks::stored_bytes(format.dtype)
             }
+            Self::F8Codes { row_len } | Self::F8Scales { row_len } => row_len, // the elements are a row's
         }
     }
 
@@ -73,16 +85,26 @@ impl ElementConversion {
     fn made_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { to, .. } => to.len_bytes(n_elements),
-            Self::Codes(format) => format.dtype.len_bytes(n_elements),
+            Self::Codes(format) | Self::CodesAsTheyAre(format) => format.dtype.len_bytes(n_elements),
             Self::Parameter(format, i) => format.parameters[i].dtype.len_bytes(n_elements),
+            Self::F8Codes { .. } => n_elements,
+            Self::F8Scales { .. } => Dtype::F32.len_bytes(n_elements),
         }
     }
 
+    /// What needs to know nothing but the elements.
     fn run(self, from: &[u8], to: &mut [u8]) {
         match self {
             Self::Convert { from: number, to: dtype } => number.convert(from, dtype, to),
             Self::Codes(format) => codes_of(format, from, to),
+            Self::CodesAsTheyAre(format) => {
+                let n = format.dtype.len_bytes(format.block_len());
+                from.chunks_exact(1 + n)
+                    .zip(to.chunks_exact_mut(n))
+                    .for_each(|(from, to)| to.copy_from_slice(&from[1..]));
+            }
             Self::Parameter(format, i) => parameters_of(format, i, from, to),
+            Self::F8Codes { .. } | Self::F8Scales { .. } => unreachable!("made row by row"),
         }
     }
 }
@@ -93,6 +115,27 @@ impl Piece {
         let row_bytes = self.step.stored_bytes(row_len);
         assert!(row_bytes > 0 && self.bytes.len().is_multiple_of(row_bytes), "rows are whole");
         self.bytes.len() / row_bytes
+    }
+
+    /// Makes rows of stored ones, the first of which is `first`.
+    fn run(&self, first: usize, from: &[u8], to: &mut [u8]) {
+        let Some(scales) = &self.scales else { return self.step.run(from, to) };
+        let n_rows = from.len() / scales.row_len();
+        let rows = from.chunks_exact(scales.row_len()).zip(to.chunks_exact_mut(to.len() / n_rows.max(1)));
+        for (row, (from, to)) in (first..).zip(rows) {
+            match self.step {
+                ElementConversion::F8Codes { row_len } => {
+                    let (own, rest) = to.split_at_mut(row_len);
+                    own.copy_from_slice(from);
+                    rest.fill(0);
+                }
+                ElementConversion::F8Scales { .. } => scales.write_row(row, to),
+                ElementConversion::Convert { to: wanted, .. } => {
+                    stored::write(wanted, to, |give| scales.each(row, from, give));
+                }
+                _ => unreachable!("bytes are no blocks"),
+            }
+        }
     }
 
     /// The stored row that becomes row `r`.
@@ -146,7 +189,7 @@ impl Rearranged {
     pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
             ElementConversion::Convert { from, .. } => Some(from),
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => None,
+            _ => None,
         })
     }
 
@@ -156,7 +199,7 @@ impl Rearranged {
             ElementConversion::Convert { from, .. } => {
                 Piece { step: ElementConversion::Convert { from, to }, ..piece.clone() }
             }
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => piece.clone(),
+            _ => piece.clone(),
         });
         Self::new(pieces.collect(), self.order, self.row_len)
     }
@@ -180,6 +223,11 @@ impl Rearranged {
             Self::new(pieces.collect(), self.order, row_len)
         };
         assert!(self.stored().all(|number| number.format() == Some(format)), "all are stored in it");
+        if format.dtype == Dtype::F8E4M3 {
+            let (row_len, len) = (self.row_len, f8::padded(self.row_len));
+            let scales = of(ElementConversion::F8Scales { row_len }, len / format.block_len());
+            return vec![of(ElementConversion::F8Codes { row_len }, len), scales];
+        }
         let codes = of(ElementConversion::Codes(format), self.row_len);
         let parameters = format.parameters.iter().enumerate();
         let parameters =
@@ -191,7 +239,7 @@ impl Rearranged {
     pub(crate) fn as_is(&self) -> Option<&Bytes> {
         match (&*self.pieces, self.order) {
             (
-                [Piece { bytes, step: ElementConversion::Convert { from, to }, pairs: None }],
+                [Piece { bytes, step: ElementConversion::Convert { from, to }, pairs: None, scales: None }],
                 ElementOrder::Concatenated,
             ) if from.dtype() == Some(*to) => Some(bytes),
             _ => None,
@@ -201,11 +249,14 @@ impl Rearranged {
     /// Whether scales and offsets of all blocks that it is made of are numbers.
     pub(crate) fn is_finite(&self) -> bool {
         let is_finite = |piece: &Piece| match piece.step {
+            ElementConversion::Convert { from: Number::F8E4M3, .. } | ElementConversion::F8Scales { .. } => {
+                f8::are_numbers(&piece.bytes) && piece.scales.as_ref().is_none_or(F8Scales::are_finite)
+            }
             ElementConversion::Convert { from, .. } => {
                 from.format().is_none_or(|format| blocks::are_finite(format, &piece.bytes))
             }
             ElementConversion::Parameter(format, 0) => blocks::are_finite(format, &piece.bytes),
-            ElementConversion::Codes(_) | ElementConversion::Parameter(..) => true, // looked at for the first
+            _ => true, // looked at for the first parameter
         };
         self.pieces.iter().all(is_finite)
     }
@@ -244,7 +295,7 @@ impl Rearranged {
             ElementOrder::Transposed { .. } => panic!("a row is a column of what is stored"),
         };
         let stored = piece.step.stored_bytes(self.row_len);
-        piece.step.run(&piece.bytes[row * stored..][..stored], to);
+        piece.run(row, &piece.bytes[row * stored..][..stored], to);
     }
 
     /// Whether rows are made of rows, of so many elements.
@@ -263,13 +314,15 @@ impl Rearranged {
             if piece.pairs.is_some() {
                 let stored = piece.step.stored_bytes(self.row_len);
                 own.par_chunks_mut(self.row_bytes()).enumerate().for_each(|(r, to)| {
-                    piece.step.run(&piece.bytes[piece.stored_row(r) * stored..][..stored], to);
+                    let row = piece.stored_row(r);
+                    piece.run(row, &piece.bytes[row * stored..][..stored], to);
                 });
                 to = rest;
                 continue;
             }
             let from = piece.bytes.par_chunks(rows * piece.step.stored_bytes(self.row_len));
-            own.par_chunks_mut(rows * self.row_bytes()).zip(from).for_each(|(to, from)| piece.step.run(from, to));
+            let tasks = own.par_chunks_mut(rows * self.row_bytes()).zip(from).enumerate();
+            tasks.for_each(|(task, (to, from))| piece.run(task * rows, from, to));
             to = rest;
         }
     }
@@ -280,7 +333,7 @@ impl Rearranged {
             for (i, to) in to.chunks_mut(self.row_bytes()).enumerate() {
                 let (piece, row) = (&self.pieces[i % n], task * rows + i / n);
                 let stored = piece.step.stored_bytes(self.row_len);
-                piece.step.run(&piece.bytes[row * stored..][..stored], to);
+                piece.run(row, &piece.bytes[row * stored..][..stored], to);
             }
         });
     }
@@ -351,117 +404,4 @@ impl Turn {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn made(tensor: &Rearranged) -> Vec<u8> {
-        let mut to = vec![0xee; tensor.len_bytes()];
-        tensor.write_to(&mut to);
-        to
-    }
-
-    fn f32s(values: impl Iterator<Item = usize>) -> Bytes {
-        Bytes::from_iter(values.flat_map(|value| (value as f32).to_le_bytes()))
-    }
-
-    const KEEP: ElementConversion = ElementConversion::Convert { from: Number::F32, to: Dtype::F32 };
-
-    fn piece(bytes: Bytes) -> Piece {
-        Piece { bytes, step: KEEP, pairs: None }
-    }
-
-    #[test]
-    fn every_element_finds_its_place_in_shapes_around_the_tile() {
-        for (experts, rows, columns) in [(1, 1, 1), (3, 5, 7), (2, 128, 33), (1, 130, 31), (2, 64, 96)] {
-            let value = |e: usize, r: usize, c: usize| ((e * rows + r) * columns + c) as f32;
-            let mut stored = vec![0u8]; // one byte in front: the source need not be aligned
-            for e in 0..experts {
-                for c in 0..columns {
-                    for r in 0..rows {
-                        stored.extend(value(e, r, c).to_le_bytes());
-                    }
-                }
-            }
-            let stored = Bytes::from(stored).slice(1..);
-            let order = ElementOrder::Transposed { n_rows: rows };
-            let turned = Rearranged::new(vec![piece(stored)], order, columns);
-            let n = experts * rows * columns;
-            assert_eq!(made(&turned), f32s(0..n), "({experts}, {rows}, {columns})");
-            let rounded: Vec<u8> = (0..n).flat_map(|i| bf16::from_f32(i as f32).to_le_bytes()).collect();
-            assert_eq!(made(&turned.with_dtype(Dtype::Bf16)), rounded, "({experts}, {rows}, {columns})");
-        }
-    }
-
-    #[test]
-    fn rows_are_put_one_after_the_other_or_by_turns() {
-        for (rows, row_len) in [(2, 3), (20_000, 1), (3, 20_000)] {
-            let n = rows * row_len;
-            let pieces = vec![piece(f32s(0..n)), piece(f32s(n..2 * n))];
-            let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, row_len);
-            assert_eq!(made(&joined), f32s(0..2 * n));
-            let by_turns = (0..2 * rows).flat_map(|r| (0..row_len).map(move |c| (r % 2 * rows + r / 2) * row_len + c));
-            assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, row_len)), f32s(by_turns));
-        }
-        let uneven = [0..6, 6..8, 8..10].map(|values| piece(f32s(values))).to_vec();
-        let uneven = Rearranged::new(uneven, ElementOrder::Concatenated, 2);
-        assert_eq!(made(&uneven), f32s(0..10));
-    }
-
-    #[test]
-    fn rows_of_heads_in_pairs_are_put_in_halves() {
-        // Two heads of six rows: pairs (0, 1), (2, 3), (4, 5) become 0, 2, 4 and 1, 3, 5. Another piece stays.
-        let heads = Piece { pairs: Some(6), ..piece(f32s((0..12).flat_map(|row| [row, row]))) };
-        let other = piece(f32s((20..22).flat_map(|row| [row, row])));
-        let made_of = Rearranged::new(vec![heads, other], ElementOrder::Concatenated, 2);
-        let rows = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 20, 21];
-        assert_eq!(made(&made_of), f32s(rows.into_iter().flat_map(|row| [row, row])));
-    }
-
-    #[test]
-    fn pieces_of_different_types_become_one() {
-        let halves = Bytes::from_iter([1.0, 2.0].iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
-        let half = Piece { step: ElementConversion::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
-        let pieces = vec![piece(f32s(7..9)), half];
-        let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 1);
-        assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
-        assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, 1)), f32s([7, 1, 8, 2].into_iter()));
-        assert_eq!(joined.stored().collect::<Vec<_>>(), [Number::F32, Number::F16]);
-        let rounded: Vec<u8> = [7.0, 8.0, 1.0, 2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
-        assert_eq!(made(&joined.with_dtype(Dtype::Bf16)), rounded);
-    }
-
-    #[test]
-    fn numbers_in_blocks_of_one_format_can_stay_so() {
-        let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
-        let step = ElementConversion::Convert { from: Number::Blocks(Dtype::Q8_0), to: Dtype::F32 };
-        let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
-        let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 32);
-        assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
-        let [codes, scales] = joined.in_blocks(Dtype::Q8_0.format().expect("in blocks")).try_into().expect("two");
-        assert!(made(&codes).into_iter().eq((3..35).chain(103..135)));
-        assert_eq!(made(&scales), [1, 2, 101, 102]);
-
-        let mixed = vec![pieces[0].clone(), piece(f32s(0..32))];
-        assert_eq!(Rearranged::new(mixed, ElementOrder::Concatenated, 32).stored_dtype(), None);
-        let turned = Rearranged::new(vec![piece(f32s(0..6))], ElementOrder::Transposed { n_rows: 2 }, 3);
-        assert_eq!(turned.stored_dtype(), None);
-        let widened = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
-        let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], ElementOrder::Concatenated, 17);
-        assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
-        assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
-        assert_eq!((widened.as_is(), joined.as_is()), (None, None));
-    }
-
-    #[test]
-    fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
-        let block = |scale: u8| [vec![scale], vec![scale | scale << 4; 16]].concat();
-        let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
-        let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
-        let format = Dtype::Mxfp4.format().expect("in blocks");
-        let scales = Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), ElementOrder::Interleaved, 2);
-        assert_eq!(made(&scales), [1, 2, 3, 4]);
-        let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), ElementOrder::Interleaved, 64);
-        let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
-        assert_eq!(made(&codes), want);
-    }
-}
+mod tests;

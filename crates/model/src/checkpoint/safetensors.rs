@@ -37,11 +37,11 @@ const TYPES: [StoredType; 20] = [
     StoredType::plain("U16", 2, None),
     StoredType::plain("I8", 1, None),
     StoredType::plain("BOOL", 1, None),
-    StoredType::plain("F8_E4M3", 1, None),
+    StoredType::plain("F8_E4M3", 1, Some(Codec::Number(Number::F8E4M3))),
     StoredType::plain("F8_E5M2", 1, None),
     StoredType::plain("F8_E4M3FNUZ", 1, None),
     StoredType::plain("F8_E5M2FNUZ", 1, None),
-    StoredType::plain("F8_E8M0", 1, None),
+    StoredType::plain("F8_E8M0", 1, Some(Codec::Exponent)),
     StoredType { name: "F4", block_len: 2, block_bytes: 1, codec: None },
 ];
 

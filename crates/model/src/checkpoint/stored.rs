@@ -6,6 +6,7 @@ use half::{bf16, f16};
 use format::{BlockFormat, Dtype};
 
 use super::blocks::{self, stored_bytes};
+use super::f8;
 
 /// An element type, as a file's format names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,11 +26,21 @@ pub(crate) struct StoredType {
 pub(crate) enum Codec {
     /// Numbers that become f32 or bf16.
     Number(Number),
-    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes, code i in the low half of byte i and code i + 16 in its high
-    /// half.
-    Mxfp4Blocks,
+    /// GGUF's MXFP4: a scale, then 32 codes in 16 bytes.
+    Mxfp4Blocks(Mxfp4Order),
     /// Bytes that are taken as they are: the codes and the scales of MXFP4 in safetensors.
     Byte,
+    /// Exponents of 8 bits: scales of MXFP4, too.
+    Exponent,
+}
+
+/// Which codes of a block of MXFP4 share a byte, the first in its low half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mxfp4Order {
+    /// Codes i and i + 16, as llama.cpp has them.
+    Halves,
+    /// Neighbours, as Ollama's converter leaves them.
+    Neighbours,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +51,8 @@ pub(crate) enum Number {
     F16,
     /// The upper half of an f32.
     Bf16,
+    /// Bytes whose scales lie elsewhere ([`super::f8`]).
+    F8E4M3,
     /// Blocks of a format, as GGUF has them ([`super::blocks`]).
     Blocks(Dtype),
 }
@@ -47,7 +60,10 @@ pub(crate) enum Number {
 impl StoredType {
     /// Numbers in blocks of a format.
     pub(crate) fn in_blocks(name: &'static str, dtype: Dtype) -> Self {
-        let codec = if dtype == Dtype::Mxfp4 { Codec::Mxfp4Blocks } else { Codec::Number(Number::Blocks(dtype)) };
+        let codec = match dtype {
+            Dtype::Mxfp4 => Codec::Mxfp4Blocks(Mxfp4Order::Halves),
+            _ => Codec::Number(Number::Blocks(dtype)),
+        };
         let block_len = dtype.format().expect("in blocks").block_len();
         Self { name, block_len, block_bytes: stored_bytes(dtype), codec: Some(codec) }
     }
@@ -74,6 +90,7 @@ impl Number {
         match self {
             Self::F32 => 4 * n_elements,
             Self::F16 | Self::Bf16 => 2 * n_elements,
+            Self::F8E4M3 => n_elements,
             Self::Blocks(dtype) => n_elements / dtype.format().expect("in blocks").block_len() * stored_bytes(dtype),
         }
     }
@@ -84,13 +101,14 @@ impl Number {
             Self::F32 => Some(Dtype::F32),
             Self::F16 => Some(Dtype::F16),
             Self::Bf16 => Some(Dtype::Bf16),
-            Self::Blocks(_) => None,
+            Self::F8E4M3 | Self::Blocks(_) => None,
         }
     }
 
     /// The format that the program has them in, taken apart.
     pub(crate) fn format(self) -> Option<&'static BlockFormat> {
         match self {
+            Self::F8E4M3 => Dtype::F8E4M3.format(),
             Self::Blocks(dtype) => dtype.format(),
             Self::F32 | Self::F16 | Self::Bf16 => None,
         }
@@ -98,28 +116,36 @@ impl Number {
 
     /// Writes elements as f32 or bf16, rounded to the nearest, ties to even.
     pub(super) fn convert(self, from: &[u8], wanted: Dtype, to: &mut [u8]) {
-        match wanted {
-            _ if self.dtype() == Some(wanted) => to.copy_from_slice(from),
-            Dtype::F32 => {
-                let mut to = to.as_chunks_mut::<4>().0.iter_mut();
-                self.each(from, |value| put(&mut to, value.to_le_bytes()));
-            }
-            Dtype::Bf16 => {
-                let mut to = to.as_chunks_mut::<2>().0.iter_mut();
-                self.each(from, |value| put(&mut to, bf16::from_f32(value).to_le_bytes()));
-            }
-            _ => panic!("numbers become f32 or bf16, not {wanted}"),
+        if self.dtype() == Some(wanted) {
+            return to.copy_from_slice(from);
         }
+        write(wanted, to, |give| self.each(from, give));
     }
 
-    /// Gives every element in order.
-    fn each(self, from: &[u8], mut give: impl FnMut(f32)) {
+    /// Gives every element in order; of bytes without their scales.
+    pub(super) fn each(self, from: &[u8], mut give: impl FnMut(f32)) {
         match self {
             Self::F32 => from.as_chunks().0.iter().for_each(|&bytes| give(f32::from_le_bytes(bytes))),
             Self::F16 => from.as_chunks().0.iter().for_each(|&bytes| give(f16::from_le_bytes(bytes).to_f32())),
             Self::Bf16 => from.as_chunks().0.iter().for_each(|&bytes| give(bf16::from_le_bytes(bytes).to_f32())),
+            Self::F8E4M3 => from.iter().for_each(|&code| give(f8::value(code))),
             Self::Blocks(dtype) => blocks::each(dtype, from, give),
         }
+    }
+}
+
+/// Writes numbers as f32 or bf16, rounded to the nearest, ties to even.
+pub(super) fn write(wanted: Dtype, to: &mut [u8], numbers: impl FnOnce(&mut dyn FnMut(f32))) {
+    match wanted {
+        Dtype::F32 => {
+            let mut to = to.as_chunks_mut::<4>().0.iter_mut();
+            numbers(&mut |value| put(&mut to, value.to_le_bytes()));
+        }
+        Dtype::Bf16 => {
+            let mut to = to.as_chunks_mut::<2>().0.iter_mut();
+            numbers(&mut |value| put(&mut to, bf16::from_f32(value).to_le_bytes()));
+        }
+        _ => panic!("numbers become f32 or bf16, not {wanted}"),
     }
 }
 

@@ -185,10 +185,12 @@ pub enum NamingScheme {
     HuggingFace,
     /// GGUF files, as llama.cpp's converter writes them.
     Gguf,
+    /// The same as Ollama's converter writes them: what a family does not name has the names of the others.
+    Ollama,
 }
 
 impl NamingScheme {
-    pub(crate) const ALL: [Self; 3] = [Self::OpenAi, Self::HuggingFace, Self::Gguf];
+    pub(crate) const ALL: [Self; 4] = [Self::OpenAi, Self::HuggingFace, Self::Gguf, Self::Ollama];
 }
 
 /// What a tensor is made of in a format.

@@ -34,6 +34,8 @@ pub(super) struct Choice {
     n_characters: usize,
     /// The prompt, if it is to be told and was not yet: as text, as ids, or as both.
     prompt: Option<Vec<u32>>,
+    /// How probable its tokens are, from the second one on, as far as that came.
+    prompt_logprobs: Vec<LogitRowLogprobs>,
     echo: bool,
     cached_told: bool,
     /// Ended as soon as a stop was found.
@@ -82,6 +84,7 @@ impl Choice {
             stream: TextStream::default(),
             n_characters: 0,
             prompt,
+            prompt_logprobs: Vec::new(),
             echo,
             cached_told: false,
             generation: Some(generation),
@@ -106,7 +109,11 @@ impl Choice {
             self.cached_told = true;
             piece.cached_tokens = cached_tokens;
         }
-        self.begin(&mut piece, tokenizer);
+        self.prompt_logprobs.extend(chunk.prompt_logprobs);
+        // All log-probabilities of the prompt are there when something else is.
+        if says_something || !self.echo || self.told.n_logprobs.is_none() {
+            self.begin(&mut piece, tokenizer);
+        }
         for (token, logprobs) in chunk.tokens.into_iter().zip(chunk.logprobs) {
             self.take(token, logprobs.as_deref(), tokenizer, &mut piece);
             if self.stop_text.is_over() {
@@ -158,9 +165,22 @@ impl Choice {
     fn begin(&mut self, piece: &mut Piece, tokenizer: &Tokenizer) {
         let Some(prompt) = self.prompt.take() else { return };
         if self.echo {
-            let bytes = tokenizer.decode_all(&prompt).unwrap_or_default();
-            piece.text = String::from_utf8_lossy(&bytes).into_owned();
-            self.n_characters = piece.text.chars().count();
+            let mut stream = TextStream::default();
+            let mut logprobs = std::mem::take(&mut self.prompt_logprobs).into_iter();
+            for (i, &token) in prompt.iter().enumerate() {
+                let bytes = text_of(token, tokenizer);
+                if let Some(n) = self.told.n_logprobs {
+                    let row = if i == 0 { None } else { logprobs.next() };
+                    let lists = piece.logprobs.get_or_insert_default();
+                    lists.push(token, row.as_ref(), n, self.n_characters, tokenizer);
+                }
+                let text = stream.push(bytes);
+                self.n_characters += text.chars().count();
+                piece.text += &text;
+            }
+            let rest = stream.finish();
+            self.n_characters += rest.chars().count();
+            piece.text += &rest;
         }
         if self.told.ids {
             piece.prompt_token_ids = Some(prompt);
@@ -172,20 +192,31 @@ impl Choice {
         if self.told.ids {
             piece.token_ids.get_or_insert_default().push(token);
         }
-        // A model may have rows that its tokenizer has no text for.
-        let bytes = tokenizer.decode(token).unwrap_or("\u{fffd}".as_bytes());
+        let bytes = text_of(token, tokenizer);
         let is_silent = self.told.stop_ids.contains(&token) || self.told.skips_specials && is_special(bytes, tokenizer);
         let text = if is_silent { String::new() } else { self.stream.push(bytes) };
         if let Some(n) = self.told.n_logprobs {
             let lists = piece.logprobs.get_or_insert_default();
-            lists.tokens.push(spelled(bytes));
-            lists.token_logprobs.push(logprobs.map_or(Value::Null, |row| number(row.chosen)));
-            lists.top_logprobs.push(logprobs.map_or(Value::Null, |row| top(row, n, tokenizer)));
-            lists.text_offset.push(self.n_characters);
+            lists.push(token, logprobs, n, self.n_characters, tokenizer);
         }
         self.n_characters += text.chars().count();
         piece.text += &self.stop_text.push(&text);
     }
+}
+
+impl Logprobs {
+    /// Adds a token that is at `offset` characters of the text, with `n` others; nothing is known of a prompt's first.
+    fn push(&mut self, token: u32, row: Option<&LogitRowLogprobs>, n: usize, offset: usize, tokenizer: &Tokenizer) {
+        self.tokens.push(spelled(text_of(token, tokenizer)));
+        self.token_logprobs.push(row.map_or(Value::Null, |row| number(row.chosen)));
+        self.top_logprobs.push(row.map_or(Value::Null, |row| top(token, row, n, tokenizer)));
+        self.text_offset.push(offset);
+    }
+}
+
+/// A model may have rows that its tokenizer has no text for.
+fn text_of(token: u32, tokenizer: &Tokenizer) -> &[u8] {
+    tokenizer.decode(token).unwrap_or("\u{fffd}".as_bytes())
 }
 
 fn is_special(bytes: &[u8], tokenizer: &Tokenizer) -> bool {
@@ -205,12 +236,14 @@ fn number(logprob: f32) -> Value {
     json!(logprob.max(-9999.0))
 }
 
-fn top(row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
-    let one = |alternative: &engine::scheduler::TokenLogprob| {
-        let bytes = tokenizer.decode(alternative.token).unwrap_or("\u{fffd}".as_bytes());
-        (spelled(bytes), number(alternative.logprob))
-    };
-    Value::Object(row.top.iter().take(n).map(one).collect::<Map<_, _>>())
+/// The best `n` and the token itself, by their texts. Of several with the same text the most probable is told.
+fn top(token: u32, row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
+    let mut all = Map::new();
+    let best = row.top.iter().take(n).map(|one| (one.token, one.logprob));
+    for (id, logprob) in best.chain([(token, row.chosen)]) {
+        all.entry(spelled(text_of(id, tokenizer))).or_insert_with(|| number(logprob));
+    }
+    Value::Object(all)
 }
 
 impl Piece {

@@ -24,7 +24,7 @@ use super::request_log::Record;
 use super::sampling::SamplingFields;
 use super::sse::{self, Event};
 use super::stop_text::{StopText, Stops};
-use engine::scheduler::Request;
+use engine::scheduler::{PromptLogprobs, Request};
 
 pub(super) fn router() -> Router<Arc<Server>> {
     Router::new().route("/completions", post(complete))
@@ -92,10 +92,6 @@ impl Fields {
                 "min_tokens",
                 "`min_tokens`: `ignore_eos` fixes the length of an answer",
             ));
-        }
-        if self.echo.unwrap_or(false) && self.logprobs.is_some() {
-            let message = "`logprobs` with `echo`: there are none of the tokens of a prompt";
-            return Err(ApiError::unsupported("logprobs", message));
         }
         match self.logprobs {
             Some(n) if n > MAX_LOGPROBS => {
@@ -171,11 +167,12 @@ fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -
     let mut request = Request::new(ids.to_vec(), max_tokens, told.stop_ids.clone(), sampling);
     request.changes = fields.sampling.changes(server.backend.model().vocab_size)?;
     request.n_logprobs = fields.logprobs;
+    let echo = fields.echo.unwrap_or(false);
+    request.prompt_logprobs = fields.logprobs.filter(|_| echo).map(|n_top| PromptLogprobs { n_top, n_told: 0 });
     let mut generation = server.submit(request, "prompt")?;
     if !fields.stream.unwrap_or(false) && stop_text.is_empty() {
         generation = generation.seldom();
     }
-    let echo = fields.echo.unwrap_or(false);
     let prompt = (echo || told.ids).then(|| ids.to_vec());
     Ok(Choice::new(index, prompt, echo, told, stop_text, generation))
 }

@@ -42,6 +42,8 @@ pub(crate) struct Chunk {
     pub(crate) tokens: Vec<u32>,
     /// For each of them how probable it was, if the request asked.
     pub(crate) logprobs: Vec<Option<Box<LogitRowLogprobs>>>,
+    /// How probable tokens of the prompt are, in their order; the first time, those from the second one on.
+    pub(crate) prompt_logprobs: Vec<LogitRowLogprobs>,
     /// Tokens of the prompt that were computed before, in every chunk once it is known.
     pub(crate) cached_tokens: Option<usize>,
     /// If nothing comes after this.
@@ -113,6 +115,15 @@ impl Mailbox {
             self.intake.admitted(self.n_prompt);
             self.intake.metrics.admitted(&state.times, self.n_prompt, cached_tokens);
             self.tell(state, now);
+        }
+    }
+
+    /// How probable the next token of the prompt is, the second one first. It comes with the first token or the end,
+    /// and wakes nobody.
+    pub fn prompt_token(&self, logprobs: LogitRowLogprobs) {
+        let mut state = self.state();
+        if state.phase != Phase::Over {
+            state.new.prompt_logprobs.push(logprobs);
         }
     }
 

@@ -101,7 +101,7 @@ impl Open<'_> {
                 self.states.insert(key, State::Masking { is_cancelled: false });
                 let _ = self.masks.send((key, asked)); // the thread is there as long as this one
             }
-            Heard::Order(ServeReplicaOrder::Submit(key, asked)) => self.submit(key, asked.into()),
+            Heard::Order(ServeReplicaOrder::Submit(key, asked)) => self.submit(key, (*asked).into()),
             Heard::Order(ServeReplicaOrder::Cancel(key)) => match self.states.get_mut(&key) {
                 Some(State::Masking { is_cancelled }) => *is_cancelled = true,
                 // The next step tells that it is over, if it is not over already.
@@ -138,6 +138,10 @@ impl Open<'_> {
             match event {
                 Event::Admitted { request, cached_tokens } => {
                     stepped.admitted.extend(of(&request).map(|key| (key, cached_tokens)));
+                }
+                Event::PromptToken { request, logprobs, .. } => {
+                    let told = of(&request).zip(logprobs);
+                    stepped.prompt_logprobs.extend(told.map(|(key, logprobs)| (key, (*logprobs).into())));
                 }
                 Event::Token { request, token, logprobs } => {
                     let Some(key) = of(&request) else { continue };

@@ -82,7 +82,7 @@ pub(super) enum Life {
 /// A request that is not over.
 pub(super) struct Open {
     /// With the tokens that were told.
-    pub(crate) asked: WireRequest,
+    pub(crate) asked: Box<WireRequest>,
     pub(crate) prefixes: Prefixes,
     pub(crate) mailbox: Arc<Mailbox>,
     /// Which replica has it.
@@ -255,7 +255,7 @@ impl Backend for Replicas {
         let mailbox = front.intake.take(&mut request)?;
         let prefixes = Prefixes::new(request.cache_salt, front.block_tokens, &request.prompt);
         let key = front.next_key.fetch_add(1, Ordering::Relaxed);
-        let order = ServeReplicaOrder::Submit(key, request.into());
+        let order = ServeReplicaOrder::Submit(key, Box::new(request.into()));
         let line = Replica::line(&order);
         let ServeReplicaOrder::Submit(_, asked) = order else { unreachable!("it is what it was made") };
         let (of_request, at) = (mailbox.clone(), None);

@@ -18,7 +18,7 @@ use replica::WireRequest;
 pub(super) type Times = Arc<Mutex<Vec<u64>>>;
 
 /// Where requests go whose masks are to be made.
-pub(super) type Wanted = Sender<(u64, WireRequest)>;
+pub(super) type Wanted = Sender<(u64, Box<WireRequest>)>;
 
 /// Starts the thread, which tells `made` each request with its mask, or why there is none.
 pub(super) fn start(
@@ -26,13 +26,13 @@ pub(super) fn start(
     times: Times,
     made: impl Fn(u64, Result<Request, String>) + Send + 'static,
 ) -> io::Result<Wanted> {
-    let (wanted, asked) = channel::<(u64, WireRequest)>();
+    let (wanted, asked) = channel::<(u64, Box<WireRequest>)>();
     let make = move || {
         // What is wrong with the vocabulary is told with the first request that needs it.
         let _ = grammars.as_ref().map(Grammars::warm);
         for (key, mut asked) in asked {
             let text = asked.grammar.take().unwrap_or_default();
-            let mut request = Request::from(asked);
+            let mut request = Request::from(*asked);
             let mask = match &grammars {
                 Some(grammars) => grammars.mask_of(text).map_err(|error| chain(&error)),
                 None => Err("the model has no chat format".to_owned()),

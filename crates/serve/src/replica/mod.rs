@@ -25,7 +25,7 @@ use replica::WireRequest;
 /// What a replica is told. Requests go by numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServeReplicaOrder {
-    Submit(u64, WireRequest),
+    Submit(u64, Box<WireRequest>),
     /// Nobody waits for it any more.
     Cancel(u64),
 }
@@ -66,6 +66,8 @@ pub(crate) struct Stepped {
     figures: Figures,
     /// Requests that got a slot, and the tokens of their prompts that were there.
     admitted: Vec<(u64, usize)>,
+    /// How probable the next tokens of prompts are, and whose they are.
+    prompt_logprobs: Vec<(u64, Probable)>,
     /// New tokens, and whose they are.
     tokens: Vec<(u64, u32)>,
     /// How probable some of these are, by their places.

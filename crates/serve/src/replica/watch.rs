@@ -139,7 +139,7 @@ impl Front {
 
     /// Hands out what a step came to.
     fn stepped(&self, state: &mut State, i: usize, stepped: Stepped) {
-        let Stepped { took_us, figures, admitted, tokens, logprobs, finished, masks_ns } = stepped;
+        let Stepped { took_us, figures, admitted, prompt_logprobs, tokens, logprobs, finished, masks_ns } = stepped;
         let now = Instant::now();
         let metrics = &self.intake.metrics;
         let place = &mut state.places[i];
@@ -152,6 +152,12 @@ impl Front {
         for (key, cached_tokens) in admitted {
             if let Some(open) = state.requests.get(&key) {
                 open.mailbox.admitted(began, cached_tokens);
+            }
+        }
+        for (key, probable) in prompt_logprobs {
+            if let Some(open) = state.requests.get_mut(&key) {
+                open.asked.prompt_logprobs.iter_mut().for_each(|of| of.n_told += 1);
+                open.mailbox.prompt_token(probable.into());
             }
         }
         let n_tokens = tokens.len();

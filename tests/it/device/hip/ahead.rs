@@ -68,7 +68,7 @@ fn step(engine: &mut Engine, told: &mut ToldTokens) {
         match event {
             Event::Token { request, token, .. } => told.entry(request).or_default().0.push(token),
             Event::Finished { request, reason } => told.entry(request).or_default().1 = Some(reason),
-            Event::Admitted { .. } => {}
+            Event::Admitted { .. } | Event::PromptToken { .. } => {}
         }
     }
 }

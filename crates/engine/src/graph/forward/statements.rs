@@ -161,7 +161,7 @@ impl Forward<'_> {
             args.insert(arg.name.clone(), Bound { tensor, shape: None });
             outputs.push((target.clone(), Value { tensor, shape, from: Some(i) }));
         }
-        writing.check_shapes(&args, &known)?;
+        writing.check_shapes(self.graph, &args, &known)?;
         let node = Node {
             label: label.clone(),
             args: args.into_iter().map(|(name, bound)| (name, bound.tensor)).collect(),

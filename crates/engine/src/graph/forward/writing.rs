@@ -7,7 +7,7 @@ use minijinja::Value as Known;
 
 use super::statements::{Bound, PROBE, Values};
 use super::{Forward, ForwardError};
-use crate::graph::Role;
+use crate::graph::{Graph, Role};
 use expression::Scope;
 use format::Dtype;
 use kernel::template::contract::{Access, Arg, ArgDtype, Contract};
@@ -303,12 +303,20 @@ impl Writing<'_> {
         Ok(shape.collect::<Result<_, _>>()?)
     }
 
-    /// What is given has the shapes that the contract wants.
-    pub(crate) fn check_shapes(&self, args: &BTreeMap<String, Bound>, known: &Arc<Scope>) -> Result<(), FamilyError> {
+    /// What is given has the shapes that the contract wants, which are of whole blocks.
+    pub(crate) fn check_shapes(
+        &self,
+        graph: &Graph,
+        args: &BTreeMap<String, Bound>,
+        known: &Arc<Scope>,
+    ) -> Result<(), FamilyError> {
         for arg in self.tensors() {
-            let Some(found) = args.get(&arg.name).and_then(|bound| bound.shape.as_ref()) else { continue };
-            let expected = self.shape(arg, known)?;
-            if *found != expected {
+            let Some(Bound { tensor, shape: Some(found) }) = args.get(&arg.name) else { continue };
+            let (expected, mut filled) = (self.shape(arg, known)?, found.clone());
+            if let (Some(format), Some(last)) = (graph.tensor_of(*tensor).dtype.format(), filled.last_mut()) {
+                *last = last.next_multiple_of(format.block[1] as u64);
+            }
+            if filled != expected {
                 let text = |shape: &[u64]| {
                     let axis = |n: &u64| if *n == PROBE { "rows".to_owned() } else { n.to_string() };
                     format!("({})", shape.iter().map(axis).collect::<Vec<_>>().join(", "))

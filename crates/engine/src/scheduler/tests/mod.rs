@@ -14,7 +14,8 @@ pub(super) fn layout(n_slots: usize, max_rows: usize, capacity_tokens: usize, po
 }
 
 fn options(max_rows: usize) -> SchedulerOptions {
-    SchedulerOptions { max_rows, max_prompt_rows: max_rows, snapshot_tokens: 4096, drafts: None }
+    let (max_logit_rows, max_prompt_rows) = (max_rows, max_rows);
+    SchedulerOptions { max_rows, max_logit_rows, max_prompt_rows, snapshot_tokens: 4096, drafts: None }
 }
 
 fn scheduler(n_slots: usize, max_rows: usize, capacity_tokens: usize, pool_blocks: usize) -> Scheduler {
@@ -181,7 +182,7 @@ fn the_youngest_gives_its_blocks_back_and_goes_on_later_where_it_was() {
             match event {
                 Event::Token { request, token, .. } => answers[request.0].push(token),
                 Event::Finished { request, .. } => ended_in[request.0] = n_steps + 1,
-                Event::Admitted { .. } => {}
+                Event::Admitted { .. } | Event::PromptToken { .. } => {}
             }
         }
         n_steps += 1;

@@ -142,7 +142,7 @@ fn mistakes_in_a_contract_are_told_with_their_line() {
         (
             "dtype = \"weight\"",
             "dtype = \"wieght\"",
-            "linear/op.toml:19: dtype: expected a type or a name from [dtypes]: f32, bf16, f16, u32, i32, u8, mxfp4, q8_0, q4_1, q4_0, q5_0, q5_1, iq4_nl, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs, activation, weight, found `wieght`",
+            "linear/op.toml:19: dtype: expected a type or a name from [dtypes]: f32, bf16, f16, u32, i32, u8, mxfp4, q8_0, q4_1, q4_0, q5_0, q5_1, iq4_nl, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs, f8_e4m3, activation, weight, found `wieght`",
         ),
         ("\"in_features\"]", "\"in_feature\"]", "linear/op.toml:16: `in_feature` is not declared"),
         ("when  = \"has_bias\"", "when  = \"n_tokens > 1\"", "linear/op.toml:25: `n_tokens` is not declared"),

@@ -15,7 +15,7 @@ use bytes::Bytes;
 
 use super::CheckpointError;
 use super::inventory::{Inventory, StoredTensor};
-use super::stored::{Codec, Number, StoredType};
+use super::stored::{Codec, Mxfp4Order, Number, StoredType};
 use format::Dtype;
 use hint::Hint;
 
@@ -26,6 +26,18 @@ const MAGIC: &[u8] = b"GGUF";
 
 /// The version that is read: the current one.
 const VERSION: u32 = 3;
+
+/// The key that says what a file is, and what the model's own keys begin with.
+const ARCHITECTURE: &str = "general.architecture";
+
+/// What Ollama's converter has there of gpt-oss.
+const OLLAMA: &str = "gptoss";
+
+/// Its number for MXFP4, which is nobody else's, and what that is.
+const OLLAMA_MXFP4: (u32, StoredType) = {
+    let codec = Some(Codec::Mxfp4Blocks(Mxfp4Order::Neighbours));
+    (4, StoredType { name: "MXFP4", block_len: 32, block_bytes: 17, codec })
+};
 
 /// Most keys, and most tensors. gpt-oss-120b has about 40 and 700.
 const MAX_COUNT: u64 = 1 << 16;
@@ -194,7 +206,8 @@ impl Gguf {
         let n_tensors = count(&mut cursor, "tensors")?;
         let n_keys = count(&mut cursor, "keys")?;
         let metadata = metadata(&mut cursor, n_keys)?;
-        let listed = (0..n_tensors).map(|i| Listed::read(&mut cursor, i)).collect::<Result<Vec<_>, _>>()?;
+        let is_ollama = matches!(metadata.get(ARCHITECTURE), Some(Value::Text(found)) if found == OLLAMA);
+        let listed = (0..n_tensors).map(|i| Listed::read(&mut cursor, i, is_ollama)).collect::<Result<Vec<_>, _>>()?;
         let alignment = alignment(&metadata)?;
         let data_at = (cursor.at() as u64).next_multiple_of(alignment).min(bytes.len() as u64);
         let tensors = place(listed, bytes, data_at as usize, alignment)?;
@@ -249,7 +262,7 @@ struct Listed {
 }
 
 impl Listed {
-    fn read(cursor: &mut Cursor, i: u64) -> Result<Self, GgufError> {
+    fn read(cursor: &mut Cursor, i: u64, is_ollama: bool) -> Result<Self, GgufError> {
         let name = cursor.text(|| format!("the name of tensor {i}"))?;
         let part = || format!("`{name}`");
         let n_dimensions = cursor.u32(part)?;
@@ -259,7 +272,8 @@ impl Listed {
         let mut shape = (0..n_dimensions).map(|_| cursor.u64(part)).collect::<Result<Vec<_>, _>>()?;
         shape.reverse();
         let (number, offset) = (cursor.u32(part)?, cursor.u64(part)?);
-        let Some(stored) = stored_type(number) else {
+        let own = (is_ollama && number == OLLAMA_MXFP4.0).then_some(OLLAMA_MXFP4.1);
+        let Some(stored) = own.or_else(|| stored_type(number)) else {
             return Err(GgufError::TensorType { name, found: number });
         };
         let Some(len_bytes) = stored.len_bytes(&shape) else {

@@ -4,7 +4,7 @@
 use bytes::Bytes;
 
 use super::value::{Array, Value};
-use super::{Gguf, GgufError};
+use super::{ARCHITECTURE, Gguf, GgufError, OLLAMA};
 use crate::checkpoint::assembly::{self, assemble};
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
@@ -36,7 +36,9 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
     let config = config(&file)?;
     let tokenizer = tokenizer(&file)?.map(TokenizerSource::Gguf);
     let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
-    let tensors = assemble(file.tensors, &assembly::GGUF, &config)?;
+    let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
+    let layout = if is_ollama { &assembly::OLLAMA } else { &assembly::GGUF };
+    let tensors = assemble(file.tensors, layout, &config)?;
     Ok(Checkpoint {
         config,
         tensors,
@@ -85,9 +87,6 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
     Ok(config)
 }
 
-/// The key that says what a file is, and what the model's own keys begin with.
-const ARCHITECTURE: &str = "general.architecture";
-
 fn max_seq_len(family: &'static Family) -> &'static Dim {
     family.dim("max_seq_len").expect("every family has it")
 }
@@ -125,6 +124,9 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
     if tokens.texts().is_none() {
         return Err(refused("tokenizer.ggml.tokens", "an array of texts", &Value::Array(tokens)));
     }
+    // Ollama's converter names no way of splitting that it does not know; its program splits gpt-oss's text so.
+    let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
+    let pre = if is_ollama { Some("gpt-4o") } else { file.text("tokenizer.ggml.pre")? };
     let (kinds, merges) = (array("token_type")?, array("merges")?);
     if let Some(kinds) = kinds.as_ref().filter(|kinds| !kind_is_right(kinds)) {
         let expected = format!("{} whole numbers of 32 bits, one for each token", tokens.len());
@@ -133,13 +135,7 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
     if let Some(merges) = merges.as_ref().filter(|merges| merges.texts().is_none()) {
         return Err(refused("tokenizer.ggml.merges", "an array of texts", &Value::Array(merges.clone())));
     }
-    Ok(Some(GgufTokenizer {
-        model: model.to_owned(),
-        pre: file.text("tokenizer.ggml.pre")?.map(str::to_owned),
-        tokens,
-        kinds,
-        merges,
-    }))
+    Ok(Some(GgufTokenizer { model: model.to_owned(), pre: pre.map(str::to_owned), tokens, kinds, merges }))
 }
 
 /// The lists of a tokenizer, taken apart by what gives a token.
@@ -213,7 +209,9 @@ impl Own<'_> {
     fn rope_scaling(&self) -> Result<Option<f32>, GgufError> {
         let key = self.key("rope.scaling.type");
         let takes_yarn = self.family.rope.scaling != RopeScaling::None;
-        match self.file.text(&key)? {
+        // Ollama's converter names no type where it has a factor.
+        let unnamed = self.architecture == OLLAMA && self.get("rope.scaling.factor").is_some();
+        match self.file.text(&key)?.or(unnamed.then_some("yarn")) {
             None | Some("none") => Ok(None),
             Some("yarn") if takes_yarn => {
                 let factor = self.float("rope.scaling.factor")?;

@@ -309,8 +309,8 @@ impl File {
             None => Ok(Spelled::Same(name.clone())),
             Some(spelled) => self.spelled(name, spelled, shape.len(), stack.as_ref()),
         };
-        let [openai, hf, gguf] = NamingScheme::ALL.map(spelled);
-        let spelled = [openai?, hf?, gguf?];
+        let [openai, hf, gguf, ollama] = NamingScheme::ALL.map(spelled);
+        let spelled = [openai?, hf?, gguf?, ollama?];
         let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
         let pairs = table.pairs.as_ref().map(|pairs| {
             let names = match &spelled[NamingScheme::Gguf as usize] {
@@ -431,7 +431,10 @@ const MAX_LAYERS: i64 = 65_536;
 
 /// The formats in the order of [`FamilyTensor::spelled`].
 const _: () = assert!(
-    NamingScheme::OpenAi as usize == 0 && NamingScheme::HuggingFace as usize == 1 && NamingScheme::Gguf as usize == 2
+    NamingScheme::OpenAi as usize == 0
+        && NamingScheme::HuggingFace as usize == 1
+        && NamingScheme::Gguf as usize == 2
+        && NamingScheme::Ollama as usize == 3
 );
 
 #[cfg(test)]

@@ -160,6 +160,7 @@ pub(super) struct TensorTable {
     pub(crate) openai: Option<Spanned<SpelledTable>>,
     pub(crate) hf: Option<Spanned<SpelledTable>>,
     pub(crate) gguf: Option<Spanned<SpelledTable>>,
+    pub(crate) ollama: Option<Spanned<SpelledTable>>,
     pub(crate) stack: Option<Spanned<StackTable>>,
     pub(crate) pairs: Option<Spanned<PairsTable>>,
     #[serde(default)]
@@ -174,6 +175,7 @@ impl TensorTable {
             NamingScheme::OpenAi => self.openai.as_ref(),
             NamingScheme::HuggingFace => self.hf.as_ref(),
             NamingScheme::Gguf => self.gguf.as_ref(),
+            NamingScheme::Ollama => self.ollama.as_ref().or(self.gguf.as_ref()),
         }
     }
 }

@@ -6,7 +6,7 @@ use super::*;
 fn a_conversation_that_goes_on_computes_what_is_new_of_it() {
     let layout = windowed_layout([2, 64, 2048, 60], 128, 8);
     let mut run = Run::new(&layout, 64, false);
-    run.act(&Act::Submit { text: 0, shared: 200, own: 1, max_new_tokens: 50, seed: 0, salt: 5 });
+    run.act(&Act::Submit { text: 0, shared: 200, own: 1, max_new_tokens: 50, seed: 0, salt: 5, is_scored: false });
     run.finish();
     let mut cached = Vec::new();
     for turn in 0..4 {

@@ -127,6 +127,8 @@ enum Act {
         max_new_tokens: usize,
         seed: u64,
         salt: u64,
+        /// Whether its prompt is told with log-probabilities.
+        is_scored: bool,
     },
     /// The conversation of an earlier request goes on.
     Continue {
@@ -140,8 +142,11 @@ enum Act {
 }
 
 fn acts() -> impl Strategy<Value = Vec<Act>> {
-    let submit = (0..3_u32, 0..400_usize, 1..90_usize, 0..150_usize, 0..4_u64, 0..2_u64).prop_map(
-        |(text, shared, own, max_new_tokens, seed, salt)| Act::Submit { text, shared, own, max_new_tokens, seed, salt },
+    let submit = (0..3_u32, 0..400_usize, 1..90_usize, 0..150_usize, 0..4_u64, 0..2_u64, 0..4_u32).prop_map(
+        |(text, shared, own, max_new_tokens, seed, salt, scored)| {
+            let (max_new_tokens, is_scored) = (if scored == 1 { 0 } else { max_new_tokens }, scored < 2);
+            Act::Submit { text, shared, own, max_new_tokens, seed, salt, is_scored }
+        },
     );
     let act = prop_oneof![
         4 => submit,
@@ -158,6 +163,9 @@ struct TestRequest {
     sampling: Sampling,
     max_new_tokens: usize,
     salt: u64,
+    is_scored: bool,
+    /// Tokens of its prompt that were told.
+    scored: Vec<u32>,
     told: Vec<u32>,
     reason: Option<FinishReason>,
 }
@@ -193,7 +201,10 @@ impl Run {
         vocab_size: u64,
         drafts: Option<DraftOptions>,
     ) -> Self {
-        let options = SchedulerOptions { snapshot_tokens: 128, drafts, ..options(max_rows) };
+        // A row or two more than those that tokens are taken of, so that prompts have to share them.
+        let n_drafts = drafts.map_or(0, |drafts| drafts.most_rows(layout.n_slots));
+        let max_logit_rows = layout.n_slots + n_drafts + max_rows % 3;
+        let options = SchedulerOptions { max_logit_rows, snapshot_tokens: 128, drafts, ..options(max_rows) };
         let mut scheduler = Scheduler::new(layout, options);
         let device = Device::new(layout, &mut scheduler, vocab_size);
         let window = layout.groups().iter().find_map(|group| group.window).unwrap_or(0);
@@ -216,11 +227,11 @@ impl Run {
     fn act(&mut self, act: &Act) {
         let id_of = |order: &[RequestId], of: usize| order.get(of % order.len().max(1)).copied();
         match *act {
-            Act::Submit { text, shared, own, max_new_tokens, seed, salt } => {
+            Act::Submit { text, shared, own, max_new_tokens, seed, salt, is_scored } => {
                 let n = self.order.len() as u64;
                 let of_text = (0..shared as u64).map(|i| (mix(text.into(), i) % self.device.vocab_size) as u32);
                 let of_own = (0..own as u64).map(|i| (mix(1000 + n, i) % self.device.vocab_size) as u32);
-                self.submit(of_text.chain(of_own).collect(), max_new_tokens, seed, salt);
+                self.submit_scored(of_text.chain(of_own).collect(), max_new_tokens, seed, salt, is_scored);
             }
             Act::Continue { of, more } => {
                 let Some(id) = id_of(&self.order, of) else { return };
@@ -231,7 +242,8 @@ impl Run {
             Act::Cancel { of } => {
                 let Some(id) = id_of(&self.order, of) else { return };
                 let was_there = self.asked[&id].reason.is_none();
-                let pending = self.asked[&id].max_new_tokens == 0;
+                let asked = &self.asked[&id];
+                let pending = asked.max_new_tokens == 0 && !(asked.is_scored && asked.prompt.len() > 1);
                 assert_eq!(self.scheduler.cancel(id), was_there && !pending, "{id:?}");
                 assert!(!self.scheduler.cancel(id));
                 self.take_events();
@@ -240,16 +252,21 @@ impl Run {
         }
     }
 
-    fn submit(&mut self, mut prompt: Vec<u32>, max_new_tokens: usize, seed: u64, salt: u64) {
+    fn submit(&mut self, prompt: Vec<u32>, max_new_tokens: usize, seed: u64, salt: u64) {
+        self.submit_scored(prompt, max_new_tokens, seed, salt, false);
+    }
+
+    fn submit_scored(&mut self, mut prompt: Vec<u32>, max_new_tokens: usize, seed: u64, salt: u64, is_scored: bool) {
         prompt.truncate(self.capacity_tokens);
         let max_new_tokens = max_new_tokens.min(self.capacity_tokens + 1 - prompt.len());
         let temperature = if seed == 0 { 0.0 } else { 1.0 };
         let sampling = Sampling { temperature, seed, ..Sampling::GREEDY };
-        let request =
-            Request { cache_salt: salt, ..Request::new(prompt.clone(), max_new_tokens, vec![STOP], sampling) };
-        let id = self.scheduler.submit(request);
+        let prompt_logprobs = is_scored.then_some(PromptLogprobs { n_top: 1, n_told: 0 });
+        let request = Request::new(prompt.clone(), max_new_tokens, vec![STOP], sampling);
+        let id = self.scheduler.submit(Request { cache_salt: salt, prompt_logprobs, ..request });
         self.order.push(id);
-        self.asked.insert(id, TestRequest { prompt, sampling, max_new_tokens, salt, told: Vec::new(), reason: None });
+        let (scored, told, reason) = (Vec::new(), Vec::new(), None);
+        self.asked.insert(id, TestRequest { prompt, sampling, max_new_tokens, salt, is_scored, scored, told, reason });
     }
 
     fn step(&mut self) {
@@ -264,6 +281,7 @@ impl Run {
             self.n_steps += 1;
             self.n_rows += step.rows.len();
             self.device.run(&step, &mut self.scheduler);
+            self.check_scored(&step);
             (step, self.device.sampled.clone())
         });
         let known = if self.is_ahead { std::mem::replace(&mut self.in_flight, launched) } else { launched };
@@ -275,14 +293,24 @@ impl Run {
 
     /// A step is no larger than it may be. A block that a row writes to is held by its slot alone.
     fn check_writers(&self, step: &Step) {
-        let SchedulerOptions { max_rows, drafts, .. } = self.scheduler.options;
+        let SchedulerOptions { max_rows, max_logit_rows, .. } = self.scheduler.options;
         assert!(step.rows.len() <= max_rows);
-        let n_slots = self.scheduler.slots.len();
-        assert!(step.logit_rows.len() <= n_slots + drafts.map_or(0, |drafts| drafts.most_rows(n_slots)));
+        assert!(step.logit_rows.len() <= max_logit_rows);
         for row in &step.rows {
             let block = self.scheduler.tables().held(row.slot as usize)[row.position as usize / 64];
             let holds = |&slot: &usize| self.scheduler.tables().held(slot).contains(&block);
             assert_eq!((0..self.scheduler.slots.len()).filter(holds).count(), 1, "block {block} of {row:?}");
+        }
+    }
+
+    /// Rows that are to tell how probable the token behind them is saw what is before it, and all of that.
+    fn check_scored(&self, step: &Step) {
+        for (row, &sampled) in step.logit_rows.iter().zip(&self.device.sampled) {
+            let Some(given) = row.given else { continue };
+            let (prompt, position) = (&self.asked[&row.request].prompt, step.rows[row.row as usize].position as usize);
+            assert_eq!(given, prompt[position + 1]);
+            let vocab_size = self.device.vocab_size;
+            assert_eq!([sampled], answer(&prompt[..=position], 1, Sampling::GREEDY, self.window, vocab_size)[..]);
         }
     }
 
@@ -296,6 +324,11 @@ impl Run {
             match event {
                 Event::Admitted { request, cached_tokens } => {
                     assert!(cached_tokens < self.asked[&request].prompt.len());
+                }
+                Event::PromptToken { request, token, .. } => {
+                    let asked = self.asked.get_mut(&request).expect("it was submitted");
+                    assert_eq!((asked.reason, asked.told.len(), asked.is_scored), (None, 0, true));
+                    asked.scored.push(token);
                 }
                 Event::Token { request, token, .. } => {
                     let asked = self.asked.get_mut(&request).expect("it was submitted");
@@ -323,6 +356,9 @@ impl Run {
             let vocab_size = self.device.vocab_size;
             let expected = answer(&asked.prompt, asked.max_new_tokens, asked.sampling, self.window, vocab_size);
             let n_told = asked.told.len();
+            let n_scored = if asked.is_scored { asked.prompt.len() - 1 } else { 0 };
+            assert_eq!(asked.scored, asked.prompt[1..][..asked.scored.len()], "{id:?}");
+            assert!(asked.scored.len() == n_scored || asked.reason == Some(FinishReason::Cancelled), "{id:?}");
             match asked.reason {
                 Some(FinishReason::Cancelled) => assert_eq!(asked.told, expected[..n_told], "{id:?}"),
                 Some(FinishReason::Stop) => assert_eq!((asked.told.last(), &asked.told), (Some(&STOP), &expected)),
@@ -371,7 +407,8 @@ fn crowd(pool_blocks: usize, n_snapshots: usize, is_ahead: bool) -> Figures {
     let mut run = Run::new(&layout, 96, is_ahead);
     for i in 0..40_u32 {
         let (text, shared, own) = (i % 3, 100 + 37 * (i as usize % 7), 1 + i as usize % 20);
-        run.act(&Act::Submit { text, shared, own, max_new_tokens: 90, seed: (i % 4).into(), salt: 0 });
+        let seed = (i % 4).into();
+        run.act(&Act::Submit { text, shared, own, max_new_tokens: 90, seed, salt: 0, is_scored: false });
         if i % 5 == 4 {
             run.act(&Act::Steps(30));
             run.act(&Act::Continue { of: i as usize / 2, more: 5 });
@@ -412,6 +449,7 @@ fn repeating(vocab_size: u64, drafts: Option<DraftOptions>, is_ahead: bool) -> (
             max_new_tokens: 140,
             seed: (i % 3).into(),
             salt: (i % 2).into(),
+            is_scored: false,
         });
         run.act(&Act::Steps(10));
         if i % 7 == 6 {
@@ -445,7 +483,8 @@ fn a_text_that_does_not_repeat_has_no_drafts() {
         let drafts = DraftOptions { max_sequences, ..DraftOptions::USUAL };
         let mut run = Run::with_drafts(&layout, 40, false, vocab_size, Some(drafts));
         (0..3).for_each(|_| {
-            run.act(&Act::Submit { text: 0, shared: 100, own: 9, max_new_tokens: 300, seed: 0, salt: 0 })
+            let (text, seed, salt, is_scored) = (0, 0, 0, false);
+            run.act(&Act::Submit { text, shared: 100, own: 9, max_new_tokens: 300, seed, salt, is_scored })
         });
         run.finish()
     };

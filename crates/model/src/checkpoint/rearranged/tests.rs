@@ -1,0 +1,112 @@
+use super::*;
+
+fn made(tensor: &Rearranged) -> Vec<u8> {
+    let mut to = vec![0xee; tensor.len_bytes()];
+    tensor.write_to(&mut to);
+    to
+}
+
+fn f32s(values: impl Iterator<Item = usize>) -> Bytes {
+    Bytes::from_iter(values.flat_map(|value| (value as f32).to_le_bytes()))
+}
+
+const KEEP: ElementConversion = ElementConversion::Convert { from: Number::F32, to: Dtype::F32 };
+
+fn piece(bytes: Bytes) -> Piece {
+    Piece { bytes, step: KEEP, pairs: None, scales: None }
+}
+
+#[test]
+fn every_element_finds_its_place_in_shapes_around_the_tile() {
+    for (experts, rows, columns) in [(1, 1, 1), (3, 5, 7), (2, 128, 33), (1, 130, 31), (2, 64, 96)] {
+        let value = |e: usize, r: usize, c: usize| ((e * rows + r) * columns + c) as f32;
+        let mut stored = vec![0u8]; // one byte in front: the source need not be aligned
+        for e in 0..experts {
+            for c in 0..columns {
+                for r in 0..rows {
+                    stored.extend(value(e, r, c).to_le_bytes());
+                }
+            }
+        }
+        let stored = Bytes::from(stored).slice(1..);
+        let order = ElementOrder::Transposed { n_rows: rows };
+        let turned = Rearranged::new(vec![piece(stored)], order, columns);
+        let n = experts * rows * columns;
+        assert_eq!(made(&turned), f32s(0..n), "({experts}, {rows}, {columns})");
+        let rounded: Vec<u8> = (0..n).flat_map(|i| bf16::from_f32(i as f32).to_le_bytes()).collect();
+        assert_eq!(made(&turned.with_dtype(Dtype::Bf16)), rounded, "({experts}, {rows}, {columns})");
+    }
+}
+
+#[test]
+fn rows_are_put_one_after_the_other_or_by_turns() {
+    for (rows, row_len) in [(2, 3), (20_000, 1), (3, 20_000)] {
+        let n = rows * row_len;
+        let pieces = vec![piece(f32s(0..n)), piece(f32s(n..2 * n))];
+        let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, row_len);
+        assert_eq!(made(&joined), f32s(0..2 * n));
+        let by_turns = (0..2 * rows).flat_map(|r| (0..row_len).map(move |c| (r % 2 * rows + r / 2) * row_len + c));
+        assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, row_len)), f32s(by_turns));
+    }
+    let uneven = [0..6, 6..8, 8..10].map(|values| piece(f32s(values))).to_vec();
+    let uneven = Rearranged::new(uneven, ElementOrder::Concatenated, 2);
+    assert_eq!(made(&uneven), f32s(0..10));
+}
+
+#[test]
+fn rows_of_heads_in_pairs_are_put_in_halves() {
+    // Two heads of six rows: pairs (0, 1), (2, 3), (4, 5) become 0, 2, 4 and 1, 3, 5. Another piece stays.
+    let heads = Piece { pairs: Some(6), ..piece(f32s((0..12).flat_map(|row| [row, row]))) };
+    let other = piece(f32s((20..22).flat_map(|row| [row, row])));
+    let made_of = Rearranged::new(vec![heads, other], ElementOrder::Concatenated, 2);
+    let rows = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 20, 21];
+    assert_eq!(made(&made_of), f32s(rows.into_iter().flat_map(|row| [row, row])));
+}
+
+#[test]
+fn pieces_of_different_types_become_one() {
+    let halves = Bytes::from_iter([1.0, 2.0].iter().flat_map(|&value| f16::from_f32(value).to_le_bytes()));
+    let half = Piece { step: ElementConversion::Convert { from: Number::F16, to: Dtype::F32 }, ..piece(halves) };
+    let pieces = vec![piece(f32s(7..9)), half];
+    let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 1);
+    assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
+    assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, 1)), f32s([7, 1, 8, 2].into_iter()));
+    assert_eq!(joined.stored().collect::<Vec<_>>(), [Number::F32, Number::F16]);
+    let rounded: Vec<u8> = [7.0, 8.0, 1.0, 2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
+    assert_eq!(made(&joined.with_dtype(Dtype::Bf16)), rounded);
+}
+
+#[test]
+fn numbers_in_blocks_of_one_format_can_stay_so() {
+    let block = |first: u8| Bytes::from_iter((0..34).map(|i| first + i));
+    let step = ElementConversion::Convert { from: Number::Blocks(Dtype::Q8_0), to: Dtype::F32 };
+    let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
+    let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 32);
+    assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
+    let [codes, scales] = joined.in_blocks(Dtype::Q8_0.format().expect("in blocks")).try_into().expect("two");
+    assert!(made(&codes).into_iter().eq((3..35).chain(103..135)));
+    assert_eq!(made(&scales), [1, 2, 101, 102]);
+
+    let mixed = vec![pieces[0].clone(), piece(f32s(0..32))];
+    assert_eq!(Rearranged::new(mixed, ElementOrder::Concatenated, 32).stored_dtype(), None);
+    let turned = Rearranged::new(vec![piece(f32s(0..6))], ElementOrder::Transposed { n_rows: 2 }, 3);
+    assert_eq!(turned.stored_dtype(), None);
+    let widened = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
+    let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], ElementOrder::Concatenated, 17);
+    assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
+    assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
+    assert_eq!((widened.as_is(), joined.as_is()), (None, None));
+}
+
+#[test]
+fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
+    let block = |scale: u8| [vec![scale], vec![scale | scale << 4; 16]].concat();
+    let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
+    let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
+    let format = Dtype::Mxfp4.format().expect("in blocks");
+    let scales = Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), ElementOrder::Interleaved, 2);
+    assert_eq!(made(&scales), [1, 2, 3, 4]);
+    let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), ElementOrder::Interleaved, 64);
+    let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
+    assert_eq!(made(&codes), want);
+}
