@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use engine::graph::Graph;
 use engine::graph::forward::{ForwardOptions, forward};
-use engine::graph::kv_cache::{KvLayout, KvRequest};
+use engine::graph::kv_cache::{KvDtypes, KvLayout, KvRequest};
 use engine::plan::cover::runs;
-use format::Dtype;
 use kernel::target::Target;
 use kernel::template::library::Library;
 use kernel::template::signature::Signature;
@@ -81,7 +80,8 @@ pub(crate) fn graph(
     target: &Target,
     library: &Library,
 ) -> anyhow::Result<Graph> {
-    let request = request(&checkpoint.config, precision.activation(), target.has_matrix_layout());
+    let request =
+        request(&checkpoint.config, KvDtypes::new(precision.activation(), precision), target.has_matrix_layout());
     let kv = KvLayout::new(&checkpoint.config, &request)?;
     let options = ForwardOptions {
         part: TpRank::WHOLE,
@@ -94,14 +94,14 @@ pub(crate) fn graph(
     Ok(forward(checkpoint, &kv, &options, library)?)
 }
 
-fn request(config: &ModelConfig, dtype: Dtype, matrix_layout: bool) -> KvRequest {
+fn request(config: &ModelConfig, dtypes: KvDtypes, matrix_layout: bool) -> KvRequest {
     KvRequest {
         n_slots: 1,
         n_snapshots: 0,
         n_kept: 0,
         capacity_tokens: config.max_seq_len,
         max_rows: MAX_ROWS,
-        dtype,
+        dtypes,
         matrix_layout,
         odd_window: None,
         budget_bytes: usize::MAX,

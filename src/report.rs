@@ -5,6 +5,7 @@ use std::process::ExitCode;
 
 use gpu::GpuError;
 
+use super::args::NoSuchLayer;
 use super::decode::DecodeError;
 use super::doctor::NotReady;
 use super::eval::against::{NotComparable, OtherVocabulary};
@@ -100,6 +101,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<LineError>,
         hint_of::<LlvmError>,
         hint_of::<ConversationTooLong>,
+        hint_of::<NoSuchLayer>,
         hint_of::<NotReady>,
         hint_of::<PipelineError>,
         hint_of::<PredictError>,

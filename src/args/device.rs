@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
+use engine::blueprint;
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason};
 use engine::plan::memory::weight_bytes;
@@ -140,6 +141,9 @@ impl DeviceArgs {
             spare_bytes: free_bytes.map(|free| free.saturating_sub(weights)),
         };
         let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {
+            cache.check(&layout)?; // what does not fit is an error below
+        }
         let start = Instant::now();
         let watchdog = step_timeout::watchdog(&device, output)?;
         let options = EngineOptions { pipeline, peers, model, watchdog };
@@ -151,7 +155,7 @@ impl DeviceArgs {
             start.elapsed().as_secs_f64(),
             engine.executor().weights_time().as_secs_f64(),
             checkpoint.weights(),
-            layout.dtype,
+            layout.dtypes.all,
             layout.n_slots,
             layout.capacity_tokens,
         ));

@@ -3,11 +3,12 @@
 use clap::Args;
 use engine::Sizes;
 use engine::blueprint::{ModelOptions, PrefixCache};
-use engine::graph::kv_cache::{BLOCK_TOKENS, KvRequest};
+use engine::graph::kv_cache::{BLOCK_TOKENS, KvDtypes, KvLayout, KvRequest};
 use engine::plan::memory::weight_bytes;
 use engine::scheduler::DraftOptions;
 use format::Dtype;
 use gpu::{DeviceMemory, Driver};
+use hint::Hint;
 use kernel::pipeline::Pipeline;
 use kernel::target::Target;
 use kernel::template::Precision;
@@ -16,12 +17,17 @@ use model::checkpoint::Checkpoint;
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KvArgs {
-    /// Keep keys and values in bf16 [default with `--precision bf16`]
-    #[arg(long, conflicts_with = "kv32")]
+    /// Element type of keys and values. fp8 and int8, with a scale for each token and head, are for layers that see
+    /// everything: those with a window keep the type of `--precision` [default: as `--precision`]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub(crate) kv_dtype: Option<KvDtype>,
+
+    /// `--kv-dtype bf16`
+    #[arg(long, conflicts_with_all = ["kv32", "kv_dtype"])]
     pub(crate) kv16: bool,
 
-    /// Keep keys and values in f32 [default with `--precision f32`]
-    #[arg(long)]
+    /// `--kv-dtype f32`
+    #[arg(long, conflicts_with = "kv_dtype")]
     pub(crate) kv32: bool,
 
     /// Memory for keys and values, in MiB [default: half of what the weights leave free]
@@ -56,6 +62,41 @@ pub(crate) struct KvArgs {
     pub(crate) speculate: Option<Speculate>,
 }
 
+/// Element types that a cache may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum KvDtype {
+    /// 8-bit floats (E4M3), times a scale
+    Fp8,
+    /// Whole numbers of 8 bits, times a scale
+    Int8,
+    Bf16,
+    F32,
+}
+
+impl KvDtype {
+    fn dtype(self) -> Dtype {
+        match self {
+            Self::Fp8 => Dtype::Fp8,
+            Self::Int8 => Dtype::Int8,
+            Self::Bf16 => Dtype::Bf16,
+            Self::F32 => Dtype::F32,
+        }
+    }
+}
+
+/// A cache of eight bits for a model all of whose layers have a window.
+#[derive(Debug, thiserror::Error)]
+#[error("could not keep keys and values in {dtype}: no layer of the model sees everything")]
+pub(crate) struct NoSuchLayer {
+    dtype: Dtype,
+}
+
+impl Hint for NoSuchLayer {
+    fn hint(&self) -> Option<String> {
+        Some("layers with a window keep the type of `--precision`: leave `--kv-dtype` or `--odd-win` out".into())
+    }
+}
+
 /// Whether tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Speculate {
@@ -80,10 +121,19 @@ const LARGE_MEMORY: usize = 64 << 30;
 impl KvArgs {
     /// The element type of keys and values.
     pub(crate) fn dtype(&self, precision: Precision) -> Dtype {
-        match (self.kv16, self.kv32, precision) {
-            (true, _, _) | (false, false, Precision::Bf16) => Dtype::Bf16,
-            _ => Dtype::F32,
+        match (self.kv_dtype, self.kv16, self.kv32) {
+            (Some(asked), ..) => asked.dtype(),
+            (None, true, _) => Dtype::Bf16,
+            (None, _, true) => Dtype::F32,
+            _ => precision.activation(),
         }
+    }
+
+    /// # Errors
+    /// If no layer of the layout has the type that was asked for.
+    pub(super) fn check(&self, layout: &KvLayout) -> Result<(), NoSuchLayer> {
+        let dtype = layout.dtypes.all;
+        if self.kv_dtype.is_none() || layout.has_dtype(dtype) { Ok(()) } else { Err(NoSuchLayer { dtype }) }
     }
 
     /// Most rows of a step of a model that this runs.
@@ -111,7 +161,7 @@ impl KvArgs {
             n_kept: self.n_kept as usize,
             capacity_tokens: BLOCK_TOKENS,
             max_rows: self.chunk.unwrap_or(CHUNK) as usize,
-            dtype: self.dtype(precision),
+            dtypes: KvDtypes::new(self.dtype(precision), precision),
             matrix_layout: target.has_matrix_layout(),
             odd_window: (self.odd_window > 0).then_some(self.odd_window),
             budget_bytes,

@@ -10,7 +10,7 @@ pub(crate) mod source;
 pub(crate) mod tokenizer;
 
 pub(crate) use device::{DeviceArgs, kernel_counts, precision_for};
-pub(crate) use kv::{KvArgs, Speculate};
+pub(crate) use kv::{KvArgs, NoSuchLayer, Speculate};
 pub(crate) use model::ModelArgs;
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use room::Room;

@@ -167,7 +167,7 @@ impl Session<'_> {
         let start = Instant::now();
         let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;
         let load_s = start.elapsed().as_secs_f64();
-        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtypes);
         let profiles = self.args.kernels || self.args.svg.is_some();
         let effort = self.suite.effort;
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles, load_s };

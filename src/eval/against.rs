@@ -24,7 +24,7 @@ use workbench::eval::windows::Windows;
 #[derive(clap::Args, Debug)]
 pub(super) struct AgainstArgs {
     /// The base: a model, or a base file of `--write-base` or of llama.cpp. Both models are computed side by side and
-    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv16`, `--kv32`,
+    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv-dtype`,
     /// `--templates` and `--tuning` say nothing [default: the same model, if one of the next two is given]
     #[arg(long, value_name = "MODEL|FILE")]
     against: Option<PathBuf>,
@@ -175,7 +175,7 @@ impl Against {
             source: SourceArgs { templates: None, tuning: None },
             ..args.device.clone()
         };
-        let cache = KvArgs { kv16: false, kv32: false, ..args.cache.clone() };
+        let cache = KvArgs { kv_dtype: None, kv16: false, kv32: false, ..args.cache.clone() };
         let engine = device.load(checkpoint, &cache, sizes, output).context("could not load the base")?;
         Ok(Other::Model(Box::new(engine)))
     }

@@ -12,10 +12,9 @@ use crate::output::Output;
 use crate::replicas;
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
-use engine::graph::kv_cache::{KvLayout, KvRequest};
+use engine::graph::kv_cache::{KvGroup, KvLayout, KvRequest};
 use engine::{Engine, Sizes};
 use model::checkpoint::Checkpoint;
-use model::config::ModelConfig;
 use model::tokenizer::Tokenizer;
 use serve::backend::Backend;
 use serve::engine_thread::EngineThread;
@@ -191,7 +190,7 @@ fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
     };
     let mut n_slots = args.batch.map_or(most, |n| n as usize);
     while args.batch.is_none() && n_slots > 1 {
-        let rings = layout(n_slots, asked, usize::MAX).map_or(usize::MAX, |layout| ring_bytes(&layout, config));
+        let rings = layout(n_slots, asked, usize::MAX).map_or(usize::MAX, |layout| ring_bytes(&layout));
         if rings <= kv_request.budget_bytes / RINGS_SHARE {
             break;
         }
@@ -217,9 +216,8 @@ const RINGS_SHARE: usize = 4;
 /// Nobody is given less without having asked; that it does not fit is then an error.
 const LEAST_CONTEXT: usize = 1024;
 
-fn ring_bytes(layout: &KvLayout, config: &ModelConfig) -> usize {
-    let is_ring = |l: &usize| layout.group_of_layer(*l).window.is_some();
-    (0..config.num_hidden_layers).filter(is_ring).map(|l| 2 * layout.layer_bytes(l)).sum()
+fn ring_bytes(layout: &KvLayout) -> usize {
+    layout.groups().iter().filter(|group| group.window.is_some()).map(KvGroup::len_bytes).sum()
 }
 
 /// A digest of what text depends on: the weights (their names, types and shapes, and the ends of each), the kernels'
@@ -244,6 +242,6 @@ pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
         field(kernel.rendered.source.as_bytes());
     }
     field(engine.executor().memory_plan().device.as_bytes());
-    field(engine.kv_layout().dtype.name().as_bytes());
+    field(engine.kv_layout().dtypes.all.name().as_bytes());
     serve::fingerprint(&hasher.finalize())
 }

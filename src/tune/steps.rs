@@ -183,7 +183,7 @@ impl Engines<'_> {
         };
         let mut engine =
             Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())?;
-        let model = Model::from_checkpoint(&setup.checkpoint, engine.kv_layout().dtype);
+        let model = Model::from_checkpoint(&setup.checkpoint, engine.kv_layout().dtypes);
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles: false, load_s: 0.0 };
         let measured = bench.measure(which)?;
         let limits = self.limits.as_ref().expect("measured above");

@@ -1,7 +1,7 @@
 //! What a model's steps are, before anything is loaded: needs a target and no device.
 
 use crate::graph::forward::{ForwardError, ForwardOptions, Strides, forward};
-use crate::graph::kv_cache::{KvLayout, KvRequest, KvTooLarge};
+use crate::graph::kv_cache::{KvDtypes, KvLayout, KvRequest, KvTooLarge};
 use crate::graph::{Graph, StepLimits};
 use crate::scheduler::DraftOptions;
 use format::Dtype;
@@ -18,7 +18,7 @@ use model::config::tensor_parallel::TpRank;
 pub struct ModelOptions {
     /// How exactly sums are done.
     pub precision: Precision,
-    /// Element type of the KV cache.
+    /// Element type of the KV cache; of one with scales that of the layers that see everything ([`KvDtypes::new`]).
     pub kv_dtype: Dtype,
     /// Sequences at a time.
     pub n_slots: usize,
@@ -145,7 +145,7 @@ pub fn sizes(
         n_kept: options.prefix_cache.n_kept,
         capacity_tokens: options.capacity_tokens,
         max_rows,
-        dtype: options.kv_dtype,
+        dtypes: KvDtypes::new(options.kv_dtype, options.precision),
         matrix_layout: target.has_matrix_layout(),
         odd_window: options.odd_window,
         budget_bytes: options.kv_budget_bytes,

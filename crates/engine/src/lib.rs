@@ -400,13 +400,13 @@ impl Engine {
     /// Makes the copies that come before a step. What is launched after them sees them, and what was launched before
     /// does not.
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), EngineError> {
-        let len_bytes = self.layout.half_block_bytes();
         for copy in copies {
             let layers = (0..self.config.num_hidden_layers)
                 .filter(|&l| self.layout.has_positions(l) && self.layout.group_index(l) == copy.group);
-            for name in layers.flat_map(|l| ["k", "v"].map(|which| format!("{which}_cache.{l}"))) {
+            for tensor in layers.flat_map(|l| self.layout.tensors(l)) {
+                let len_bytes = tensor.dtype.len_bytes(tensor.block_elements);
                 let from = copy.from * len_bytes..(copy.from + copy.n_blocks) * len_bytes;
-                self.executor.copy_within(&name, from, copy.to * len_bytes)?;
+                self.executor.copy_within(&tensor.name, from, copy.to * len_bytes)?;
             }
         }
         Ok(())

@@ -25,6 +25,12 @@ pub enum Dtype {
     I32,
     /// Unsigned 8-bit integer; as a scale of MXFP4 the exponent of 2, plus 127 (E8M0).
     U8,
+    /// Signed byte from -127 to 127, of the KV cache, to be multiplied by a scale that a head's elements of one
+    /// position share.
+    Int8,
+    /// 8-bit float (sign, 4 exponent bits, 3 mantissa bits: OCP's E4M3, up to 448) of the KV cache, to be multiplied as
+    /// of `Int8`.
+    Fp8,
     /// 4-bit float (sign, 2 exponent bits, 1 mantissa bit: 0, 0.5, 1, 1.5, 2, 3, 4, 6), two to a byte, the even element
     /// in the low half. The C type `mxfp4` is that byte.
     Mxfp4,
@@ -69,13 +75,15 @@ pub enum Dtype {
 
 impl Dtype {
     /// All of them.
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 22] = [
         Self::F32,
         Self::Bf16,
         Self::F16,
         Self::U32,
         Self::I32,
         Self::U8,
+        Self::Int8,
+        Self::Fp8,
         Self::Mxfp4,
         Self::Q8_0,
         Self::Q4_1,
@@ -102,7 +110,7 @@ impl Dtype {
         match self {
             Self::F32 | Self::U32 | Self::I32 => 32,
             Self::Bf16 | Self::F16 => 16,
-            Self::U8 | Self::Q8_0 | Self::F8E4M3 => 8,
+            Self::U8 | Self::Int8 | Self::Fp8 | Self::Q8_0 | Self::F8E4M3 => 8,
             Self::Mxfp4 | Self::Q4_1 | Self::Q4_0 | Self::Q5_0 | Self::Q5_1 | Self::Iq4Nl => 4,
             Self::Q4K | Self::Q5K | Self::Q6K | Self::Iq4Xs => 4,
             Self::Q2K | Self::Q3K => 2,
@@ -133,6 +141,16 @@ impl Dtype {
         }
     }
 
+    /// The largest number that a type holds whose elements are multiples of a scale which a head's elements of one
+    /// position share: `None` of all types but those of the KV cache.
+    pub const fn largest_of_row(self) -> Option<f32> {
+        match self {
+            Self::Int8 => Some(127.0),
+            Self::Fp8 => Some(448.0),
+            _ => None,
+        }
+    }
+
     /// Whether its elements are whole numbers.
     pub const fn is_whole(self) -> bool {
         matches!(self, Self::U32 | Self::I32 | Self::U8)
@@ -147,6 +165,8 @@ impl Dtype {
             Self::U32 => "u32",
             Self::I32 => "i32",
             Self::U8 => "u8",
+            Self::Int8 => "int8",
+            Self::Fp8 => "fp8",
             Self::Mxfp4 => "mxfp4",
             Self::Q8_0 => "q8_0",
             Self::Q4_1 => "q4_1",

@@ -74,6 +74,16 @@ impl Layout {
         self.place(block, g, d, p, !self.matrix_layout)
     }
 
+    /// Where the scale of a head's elements at one position is, in caches that have scales.
+    pub(crate) fn scale(&self, block: usize, g: usize, p: usize) -> usize {
+        (block * self.n_kv_heads + g) * self.block_tokens + p % self.block_tokens
+    }
+
+    /// Elements of k_scale, and of v_scale.
+    pub(crate) fn n_scales(&self) -> usize {
+        self.n_blocks * self.n_kv_heads * self.block_tokens
+    }
+
     pub(crate) fn place(&self, block: usize, g: usize, d: usize, p: usize, d_is_innermost: bool) -> usize {
         let (p, head) = (p % self.block_tokens, (block * self.n_kv_heads + g) * self.block_tokens * self.head_dim);
         head + if d_is_innermost { p * self.head_dim + d } else { d * self.block_tokens + p }
@@ -128,10 +138,8 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
     }
     let table = layout.block_table(random);
     let sight = Sight { window, n_positions: n_positions(case, &layout, rows.iter().copied()) };
-    let (k_cache, v_cache) = match case.inputs.as_deref() {
-        Some("decode" | "end") => {
-            (random.normals(kv, layout.cache_size(), 1.0), random.normals(kv, layout.cache_size(), 1.0))
-        }
+    let [k_cache, v_cache] = match case.inputs.as_deref() {
+        Some("decode" | "end") => [(); 2].map(|()| tame_cache(&layout, kv, random)),
         _ => caches(&layout, &sight, &rows, &table, kv, random),
     };
     let mut inputs = named([
@@ -139,9 +147,11 @@ pub(super) fn attention_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
         ("position", Tensor::whole(rows.iter().map(|row| row.1))),
         ("block_table", table),
-        ("k_cache", k_cache),
-        ("v_cache", v_cache),
     ]);
+    for (which, (cache, scales)) in [("k", k_cache), ("v", v_cache)] {
+        inputs.insert(format!("{which}_cache"), cache);
+        inputs.extend(scales.map(|scales| (format!("{which}_scale"), scales)));
+    }
     if case.flag("has_sinks")? {
         inputs.insert("sinks".into(), random.normals(case.dtype("sinks")?, layout.n_heads, 1.0));
     }
@@ -161,6 +171,30 @@ pub(super) fn last_positions(
     Ok((0..n_tokens).map(|t| (t, end - 1)).collect())
 }
 
+/// Keys or values, and their scales in caches that have such.
+type Cache = (Tensor, Option<Tensor>);
+
+/// The deviation of elements of a cache, and the mean of their scales: the products are normal numbers.
+fn spread(kv: Dtype) -> (f64, Option<f64>) {
+    match kv.largest_of_row().map(f64::from) {
+        Some(largest) => (largest / 4.0, Some(4.0 / largest)),
+        None => (1.0, None),
+    }
+}
+
+/// The scale of a row: within a quarter of the mean.
+fn a_scale(mean: f64, random: &mut Random) -> f64 {
+    mean * (0.75 + random.uniform() / 2.0)
+}
+
+/// What no row sees is as tame as the rest.
+fn tame_cache(layout: &Layout, kv: Dtype, random: &mut Random) -> Cache {
+    let (deviation, mean) = spread(kv);
+    let cache = random.normals(kv, layout.cache_size(), deviation);
+    let scales = mean.map(|mean| (0..layout.n_scales()).map(|_| a_scale(mean, random)).collect());
+    (cache, scales.map(|scales| Tensor::rounded(Dtype::F32, scales)))
+}
+
 /// Keys and values where a row sees them, and traps where none does.
 fn caches(
     layout: &Layout,
@@ -169,23 +203,31 @@ fn caches(
     table: &Tensor,
     kv: Dtype,
     random: &mut Random,
-) -> (Tensor, Tensor) {
+) -> [Cache; 2] {
     // What nobody may look at is far from what is looked at, or not a number: memory that was never written can hold
     // either.
     let mut unseen = |i: usize| if i.is_multiple_of(3) { f64::NAN } else { 3e4 * random.normal() };
     let mut k_cache: Vec<f64> = (0..layout.cache_size()).map(&mut unseen).collect();
     let mut v_cache = k_cache.clone();
+    let (deviation, mean) = spread(kv);
+    let mut k_scale: Vec<f64> = mean.map_or_else(Vec::new, |_| (0..layout.n_scales()).map(&mut unseen).collect());
+    let mut v_scale = k_scale.clone();
     for &(slot, position) in rows {
         for p in sight.visible(slot, position) {
             let block = layout.block(table, slot, p);
             for i in 0..layout.n_kv_heads * layout.head_dim {
                 let (g, d) = (i / layout.head_dim, i % layout.head_dim);
-                k_cache[layout.k(block, g, d, p)] = random.normal();
-                v_cache[layout.v(block, g, d, p)] = random.normal();
+                k_cache[layout.k(block, g, d, p)] = deviation * random.normal();
+                v_cache[layout.v(block, g, d, p)] = deviation * random.normal();
+            }
+            for (g, mean) in (0..layout.n_kv_heads).filter_map(|g| Some((g, mean?))) {
+                k_scale[layout.scale(block, g, p)] = a_scale(mean, random);
+                v_scale[layout.scale(block, g, p)] = a_scale(mean, random);
             }
         }
     }
-    (Tensor::rounded(kv, k_cache), Tensor::rounded(kv, v_cache))
+    let scales = |scales| mean.map(|_| Tensor::rounded(Dtype::F32, scales));
+    [(Tensor::rounded(kv, k_cache), scales(k_scale)), (Tensor::rounded(kv, v_cache), scales(v_scale))]
 }
 
 /// The position of row t: the edges of window, block and ring first, then any.
@@ -230,13 +272,20 @@ impl Sight {
 }
 
 /// y[t, h] = sum_p w_p v[p], w the softmax over q[t, h] . k[p] / sqrt(head_dim) for all visible p and the sink, if
-/// there is one, which has no value. The scale is the largest visible |v|.
+/// there is one, which has no value; k[p] and v[p] times their scales, if there are such. The scale is the largest
+/// visible |v|.
 pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (layout, window, n_tokens) = (Layout::from_case(case)?, case.dim("window")?, case.n_tokens()?);
     let [qkv, slot, position, table] = ["qkv", "slot", "position", "block_table"].map(|name| tensor(inputs, name));
     let (qkv, slot, position, table) = (qkv?, slot?, position?, table?);
     let [k, v] = ["k_cache", "v_cache"].map(|name| tensor(inputs, name));
     let (k, v) = (k?.values(), v?.values());
+    let has_scales = case.dtype("kv")?.largest_of_row().is_some();
+    let [k_scale, v_scale] = ["k_scale", "v_scale"].map(|name| has_scales.then(|| tensor(inputs, name)).transpose());
+    let (k_scale, v_scale) = (k_scale?, v_scale?);
+    let scale = |scales: Option<&Tensor>, (block, p), g| {
+        scales.map_or(1.0, |scales| scales.values()[layout.scale(block, g, p)])
+    };
     let sinks = case.flag("has_sinks")?.then(|| tensor(inputs, "sinks")).transpose()?;
     let rows = (0..n_tokens).map(|t| (slot.index(t), position.index(t)));
     let sight = Sight { window, n_positions: n_positions(case, &layout, rows) };
@@ -251,15 +300,19 @@ pub(super) fn attention(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
             let (g, row) = (h / group, t * layout.qkv_size() + h * layout.head_dim);
             let score = |&(block, p): &(usize, usize)| {
                 let terms = (0..layout.head_dim).map(|d| qkv.values()[row + d] * k[layout.k(block, g, d, p)]);
-                terms.sum::<f64>() / (layout.head_dim as f64).sqrt()
+                terms.sum::<f64>() * scale(k_scale, (block, p), g) / (layout.head_dim as f64).sqrt()
             };
             let weights = softmax(places.iter().map(score).collect(), sinks.map(|sinks| sinks.values()[h]));
-            let value = |d: usize, i: usize| v[layout.v(places[i].0, g, d, places[i].1)];
+            let value = |d: usize, i: usize| {
+                let (block, p) = places[i];
+                v[layout.v(block, g, d, p)] * scale(v_scale, (block, p), g)
+            };
             let all = (0..layout.head_dim).flat_map(|d| (0..places.len()).map(move |i| (d, i)));
-            let scale = all.map(|(d, i)| value(d, i).abs()).fold(0.0, f64::max);
+            let largest = all.map(|(d, i)| value(d, i).abs()).fold(0.0, f64::max);
             y.extend(
-                (0..layout.head_dim)
-                    .map(|d| (weights.iter().enumerate().map(|(i, weight)| weight * value(d, i)).sum::<f64>(), scale)),
+                (0..layout.head_dim).map(|d| {
+                    (weights.iter().enumerate().map(|(i, weight)| weight * value(d, i)).sum::<f64>(), largest)
+                }),
             );
         }
     }
@@ -353,6 +406,27 @@ mod tests {
         close(&all.scale, &[90.0; 4]);
         // A window of 2 counts the token itself.
         close(&run_one("attention", &attention_case(2), inputs, "y"), &[5.0, 50.0, 7.5, 75.0]);
+    }
+
+    #[test]
+    fn scales_of_positions_multiply_scores_and_values() {
+        // Scores are ln 3 and 0 by the scales of keys alone; values are 2 * 3 and 4 * 5, and 2 * 30 and 4 * 50.
+        let ln3 = 3f64.ln() * 2f64.sqrt(); // head_dim is 2
+        let inputs = named([
+            ("qkv", f32s(&[1.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])),
+            ("slot", u32s(&[0])),
+            ("position", u32s(&[1])),
+            ("block_table", u32s(&[0, 1])),
+            ("k_cache", Tensor::rounded(Dtype::Int8, [100.0, 100.0].into_iter().chain([0.0; 6]).collect())),
+            ("v_cache", Tensor::rounded(Dtype::Int8, vec![3.0, 30.0, 5.0, 50.0, 0.0, 0.0, 0.0, 0.0])),
+            ("k_scale", f32s(&[ln3 / 100.0, 0.0, f64::NAN, f64::NAN])),
+            ("v_scale", f32s(&[2.0, 4.0, f64::NAN, f64::NAN])),
+        ]);
+        let mut case = attention_case(0);
+        case.flags.insert("has_sinks".into(), false);
+        case.dtypes.insert("kv".into(), Dtype::Int8);
+        let y = [(3.0 * 6.0 + 20.0) / 4.0, (3.0 * 60.0 + 200.0) / 4.0];
+        close(&run_one("attention", &case, inputs, "y"), &[y, y].concat());
     }
 
     #[test]

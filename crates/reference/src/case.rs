@@ -35,7 +35,7 @@ pub struct Case {
 ///
 /// A float `got` is right when `|got - want| <= atol + rtol * scale`, with the contract's `rtol` and `atol`; an integer
 /// must be equal. Values are not rounded to the type in which a kernel stores them: who compares grants a type
-/// narrower than f32 its rounding ([`Tensor::unit_roundoff`]) on top.
+/// narrower than f32 its rounding ([`Tensor::rounding`]) on top.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Every element, in the contract's order.

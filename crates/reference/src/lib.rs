@@ -254,6 +254,7 @@ mod tests {
         case.scalars
             .extend([("table_blocks", 2.0), ("n_slots", 1.0), ("n_blocks", 2.0)].map(|(name, n)| (name.into(), n)));
         case.flags.extend([("has_sinks", true), ("matrix_layout", false)].map(|(name, flag)| (name.into(), flag)));
+        case.dtypes.insert("kv".into(), Dtype::F32);
         case
     }
 
@@ -275,6 +276,36 @@ mod tests {
         assert_eq!(outputs["qkv"].scale[4..6], [f64::INFINITY; 2]);
         close(&outputs["k_cache"].values, &[-6.0, 0.0, 5.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, d, position)
         close(&outputs["v_cache"].values, &[7.0, 8.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]); // (block, g, position, d)
+    }
+
+    #[test]
+    fn rows_of_eight_bits_have_their_largest_element_at_the_end_of_the_range() {
+        // Keys and values of one position: a head of two, rotated by nothing, then a sum and a difference over sqrt(2).
+        let inputs = |kv| {
+            named([
+                ("qkv", f32s(&[1.0, 2.0, 3.0, 4.0, -0.5, 0.25, 0.0, 0.0])),
+                ("cos_sin", f32s(&[1.0, 0.0])),
+                ("slot", u32s(&[0])),
+                ("position", u32s(&[2])),
+                ("block_table", u32s(&[0, 1])),
+                ("k_cache", Tensor::rounded(kv, vec![7.0; 8])),
+                ("v_cache", Tensor::rounded(kv, vec![7.0; 8])),
+                ("k_scale", f32s(&[9.0; 4])),
+                ("v_scale", f32s(&[9.0; 4])),
+            ])
+        };
+        for (kv, largest) in [(Dtype::Int8, 127.0), (Dtype::Fp8, 448.0)] {
+            let mut case = attention_case(0);
+            case.dtypes.insert("kv".into(), kv);
+            let outputs = run(&["rope_kv".into()], &case, &inputs(kv)).unwrap();
+            // Position 2 is the first of block 1: (block, g, d, position). Nothing else is touched; not rounded yet.
+            close(&outputs["k_cache"].values, &[7.0, 7.0, 7.0, 7.0, -largest / 3.0, 7.0, -largest, 7.0]);
+            close(&outputs["k_scale"].values, &[9.0, 9.0, 0.75 / 2f64.sqrt() / largest, 9.0]);
+            close(&outputs["qkv"].values[..4], &[3.0, -1.0, 7.0, -1.0].map(|q| q / 2f64.sqrt()));
+            // Of zeros all is 0, the scale too.
+            close(&outputs["v_cache"].values, &[7.0, 7.0, 7.0, 7.0, 0.0, 0.0, 7.0, 7.0]);
+            close(&outputs["v_scale"].values, &[9.0, 9.0, 0.0, 9.0]);
+        }
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors
         cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.cos()));
         cos_sin.extend(angles.iter().map(|angle| 1.3 * angle.sin()));
     }
-    Ok(named([
+    let mut inputs = named([
         ("qkv", random.normals(Dtype::F32, n_tokens * layout.qkv_size(), 1.0)),
         ("cos_sin", Tensor::rounded(Dtype::F32, cos_sin)),
         ("slot", Tensor::whole(rows.iter().map(|row| row.0))),
@@ -47,7 +47,13 @@ pub(super) fn rope_kv_inputs(case: &Case, random: &mut Random) -> Result<Tensors
         ("block_table", layout.block_table(random)),
         ("k_cache", random.normals(kv, layout.cache_size(), 1.0)),
         ("v_cache", random.normals(kv, layout.cache_size(), 1.0)),
-    ]))
+    ]);
+    if kv.largest_of_row().is_some() {
+        for name in ["k_scale", "v_scale"] {
+            inputs.insert(name.into(), random.normals(Dtype::F32, layout.n_scales(), 1.0));
+        }
+    }
+    Ok(inputs)
 }
 
 /// Slot and position of every row, no two of them in the same place of the cache.
@@ -92,32 +98,73 @@ pub(super) fn rope_kv(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
     let layout = Layout::from_case(case)?;
     let (slot, position, table) =
         (tensor(inputs, "slot")?, tensor(inputs, "position")?, tensor(inputs, "block_table")?);
-    let mut qkv = Output::plain(tensor(inputs, "qkv")?.values().to_vec());
-    let mut k_cache = Output::plain(tensor(inputs, "k_cache")?.values().to_vec());
-    let mut v_cache = Output::plain(tensor(inputs, "v_cache")?.values().to_vec());
+    let largest_of_row = case.dtype("kv")?.largest_of_row().map(f64::from);
+    let plain = |name: &str| Ok(Output::plain(tensor(inputs, name)?.values().to_vec()));
+    let mut qkv = plain("qkv")?;
+    let mut caches = [plain("k_cache")?, plain("v_cache")?];
+    let mut scales = if largest_of_row.is_some() { vec![plain("k_scale")?, plain("v_scale")?] } else { Vec::new() };
     let cos_sin = tensor(inputs, "cos_sin")?.values().chunks(layout.head_dim);
     for (t, cos_sin) in cos_sin.enumerate() {
         let row = t * layout.qkv_size()..(t + 1) * layout.qkv_size();
         let (values, scale) = (&mut qkv.values[row.clone()], &mut qkv.scale[row]);
         for h in 0..layout.n_heads + layout.n_kv_heads {
             let head = h * layout.head_dim..(h + 1) * layout.head_dim;
-            rotate(&mut values[head.clone()], &mut scale[head], cos_sin);
+            rotate(&mut values[head.clone()], &mut scale[head.clone()], cos_sin);
+            if largest_of_row.is_some() {
+                spread(&mut values[head.clone()], &mut scale[head], layout.half);
+            }
         }
-        let (p, k) = (position.index(t), layout.n_heads * layout.head_dim);
-        let (block, v) = (layout.block(table, slot.index(t), p), k + layout.n_kv_heads * layout.head_dim);
-        for i in 0..layout.n_kv_heads * layout.head_dim {
-            let (g, d) = (i / layout.head_dim, i % layout.head_dim);
-            store(&mut k_cache, layout.k(block, g, d, p), values[k + i], scale[k + i]);
-            store(&mut v_cache, layout.v(block, g, d, p), values[v + i], scale[v + i]);
+        let p = position.index(t);
+        let block = layout.block(table, slot.index(t), p);
+        for (which, cache) in caches.iter_mut().enumerate() {
+            for g in 0..layout.n_kv_heads {
+                let first = (layout.n_heads + which * layout.n_kv_heads + g) * layout.head_dim;
+                let head = first..first + layout.head_dim;
+                let (mut values, mut sizes) = (values[head.clone()].to_vec(), scale[head].to_vec());
+                if let Some(largest) = largest_of_row {
+                    let i = layout.scale(block, g, p);
+                    (scales[which].values[i], scales[which].scale[i]) = quantised(&mut values, &mut sizes, largest);
+                }
+                for (d, (value, size)) in values.into_iter().zip(sizes).enumerate() {
+                    let place = if which == 0 { layout.k(block, g, d, p) } else { layout.v(block, g, d, p) };
+                    (cache.values[place], cache.scale[place]) = (value, size);
+                }
+            }
         }
-        scale[k..].fill(f64::INFINITY);
+        scale[layout.n_heads * layout.head_dim..].fill(f64::INFINITY);
     }
-    Ok(Outputs::from([("qkv".into(), qkv), ("k_cache".into(), k_cache), ("v_cache".into(), v_cache)]))
+    let [k_cache, v_cache] = caches;
+    let mut outputs = Outputs::from([("qkv".into(), qkv), ("k_cache".into(), k_cache), ("v_cache".into(), v_cache)]);
+    outputs.extend(["k_scale", "v_scale"].map(String::from).into_iter().zip(scales));
+    Ok(outputs)
 }
 
-fn store(output: &mut Output, i: usize, value: f64, scale: f64) {
-    output.values[i] = value;
-    output.scale[i] = scale;
+/// Multiplies the channels of a head by a Hadamard matrix, block by block: n of the first half, n of the second, n the
+/// largest power of two up to 32 that divides a half. The scale becomes that of the sums.
+fn spread(x: &mut [f64], scale: &mut [f64], half: usize) {
+    let n = 1 << half.trailing_zeros().min(5);
+    let (old_x, old_scale) = (x.to_vec(), scale.to_vec());
+    let channel = |block: usize, i: usize| i / n * half + block * n + i % n;
+    for block in 0..half / n {
+        for i in 0..2 * n {
+            let sign = |k: usize| if (i & k).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let sum = |of: &dyn Fn(usize) -> f64| (0..2 * n).map(of).sum::<f64>() / (2.0 * n as f64).sqrt();
+            x[channel(block, i)] = sum(&|k| sign(k) * old_x[channel(block, k)]);
+            scale[channel(block, i)] = sum(&|k| old_scale[channel(block, k)]);
+        }
+    }
+}
+
+/// A head's elements over their scale, which makes the largest of them `largest`, not rounded yet; and that scale. A
+/// tolerance of the largest element is one of all the others.
+fn quantised(values: &mut [f64], sizes: &mut [f64], largest: f64) -> (f64, f64) {
+    let of_row = |all: &[f64]| all.iter().fold(0.0, |most: f64, one| most.max(one.abs()));
+    let (scale, size) = (of_row(values) / largest, of_row(sizes));
+    if scale > 0.0 {
+        values.iter_mut().for_each(|value| *value /= scale);
+        sizes.fill(2.0 * size / scale);
+    }
+    (scale, size / largest)
 }
 
 /// Rotates a head; the scale becomes the sum of the sizes of the two terms.

@@ -38,9 +38,10 @@ impl Tensor {
                 Dtype::F16 => f16::from_f64(*value).to_f64(),
                 Dtype::U32 => f64::from(*value as u32),
                 Dtype::U8 => f64::from(*value as u8),
+                Dtype::Int8 => f64::from(value.round_ties_even().clamp(-127.0, 127.0) as i8),
+                Dtype::Fp8 | Dtype::F8E4M3 => e4m3(e4m3_code(*value)),
                 Dtype::Mxfp4 => e2m1(e2m1_code(*value)),
                 Dtype::Q8_0 => f64::from(value.round_ties_even() as i8),
-                Dtype::F8E4M3 => e4m3(e4m3_code(*value)),
                 Dtype::I32 => f64::from(*value as i32),
                 _ => value.round_ties_even().clamp(0.0, f64::from((1_u32 << dtype.size_bits()) - 1)),
             };
@@ -83,8 +84,8 @@ impl Tensor {
             (Dtype::Bf16, &[a, b]) => bf16::from_le_bytes([a, b]).to_f64(),
             (Dtype::F16, &[a, b]) => f16::from_le_bytes([a, b]).to_f64(),
             (Dtype::U8, &[a]) => a.into(),
-            (Dtype::Q8_0, &[a]) => (a as i8).into(),
-            (Dtype::F8E4M3, &[a]) => e4m3(a),
+            (Dtype::Q8_0 | Dtype::Int8, &[a]) => (a as i8).into(),
+            (Dtype::Fp8 | Dtype::F8E4M3, &[a]) => e4m3(a),
             _ => unreachable!("chunks have the size of an element"),
         };
         Self::held(dtype, bytes.chunks_exact(dtype.len_bytes(1)).map(element).collect())
@@ -107,14 +108,15 @@ impl Tensor {
         bytes
     }
 
-    /// The largest relative error of rounding a number to the type, beyond that of an f32 kernel: 2^-8 for bf16, 2^-11
-    /// for f16, 2^-2 for mxfp4, 2^-4 for f8_e4m3, 0 for the others.
-    pub const fn unit_roundoff(dtype: Dtype) -> f64 {
+    /// How far rounding to the type moves a number at most, beyond what an f32 kernel does: 2^-8 of it for bf16, 2^-11
+    /// for f16, 2^-2 for mxfp4, 2^-4 for fp8 and f8_e4m3 (and 2^-10, half the distance of its smallest numbers), a half for int8.
+    pub fn rounding(dtype: Dtype, value: f64) -> f64 {
         match dtype {
-            Dtype::Bf16 => 1.0 / 256.0,
-            Dtype::F16 => 1.0 / 2048.0,
-            Dtype::Mxfp4 => 1.0 / 4.0,
-            Dtype::F8E4M3 => 1.0 / 16.0,
+            Dtype::Bf16 => value.abs() / 256.0,
+            Dtype::F16 => value.abs() / 2048.0,
+            Dtype::Mxfp4 => value.abs() / 4.0,
+            Dtype::Fp8 | Dtype::F8E4M3 => (value.abs() / 16.0).max(1.0 / 1024.0),
+            Dtype::Int8 => 0.5,
             _ => 0.0,
         }
     }
@@ -164,8 +166,8 @@ impl Tensor {
 fn put(dtype: Dtype, value: f64, bytes: &mut Vec<u8>) {
     match dtype {
         Dtype::U8 => bytes.push(value as u8),
-        Dtype::Q8_0 => bytes.push(value as i8 as u8),
-        Dtype::F8E4M3 => bytes.push(e4m3_code(value)),
+        Dtype::Q8_0 | Dtype::Int8 => bytes.push(value as i8 as u8),
+        Dtype::Fp8 | Dtype::F8E4M3 => bytes.push(e4m3_code(value)),
         Dtype::F32 => bytes.extend((value as f32).to_le_bytes()),
         Dtype::U32 => bytes.extend((value as u32).to_le_bytes()),
         Dtype::I32 => bytes.extend((value as i32).to_le_bytes()),
@@ -192,28 +194,28 @@ fn e2m1_code(value: f64) -> u8 {
     passed.into_iter().map(u8::from).sum::<u8>() | u8::from(value.is_sign_negative()) << 3
 }
 
-/// The value of a byte of e4m3 (OCP 8-bit Floating Point, 5.1): a sign, 4 bits of an exponent, 3 of a fraction.
-fn e4m3(code: u8) -> f64 {
-    let (exponent, fraction) = (i32::from(code >> 3 & 15), f64::from(code & 7));
-    let size = match (exponent, code & 7) {
-        (15, 7) => f64::NAN,
-        (0, _) => fraction * 2f64.powi(-9),
-        _ => (8.0 + fraction) * 2f64.powi(exponent - 10),
+/// The value of a byte of E4M3 (OCP 8-bit Floating Point, table 1): 480, which its exponent and mantissa would be, is
+/// not a number.
+fn e4m3(bits: u8) -> f64 {
+    let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
+    let size = match (exponent, bits & 127) {
+        (_, 127) => f64::NAN,
+        (0, _) => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f64.powi(exponent - 7),
     };
-    if code & 0x80 == 0 { size } else { -size }
+    if bits & 128 == 0 { size } else { -size }
 }
 
 /// The byte of the nearest value, of two equally near ones that with an even code; beyond 448 it is 448.
 fn e4m3_code(value: f64) -> u8 {
     let (sign, size) = (u8::from(value.is_sign_negative()) << 7, value.abs());
     if size.is_nan() {
-        return sign | 0x7f;
+        return sign | 127;
     }
-    let above = (0..0x7e_u8).find(|&code| size <= e4m3(code)).unwrap_or(0x7e);
-    let below = above.saturating_sub(1);
-    let (up, down) = ((e4m3(above) - size).abs(), (size - e4m3(below)).abs());
-    let is_down = down < up || down == up && below % 2 == 0;
-    sign | if is_down { below } else { above }
+    let size = size.min(448.0);
+    let exponent = if size < 1.0 / 64.0 { -6 } else { size.log2().floor() as i32 };
+    let steps = (size / 2f64.powi(exponent - 3)).round_ties_even(); // 16 of them are the next exponent's first
+    sign | (((exponent + 6) << 3) as u8 + steps as u8)
 }
 
 #[cfg(test)]
@@ -253,6 +255,21 @@ mod tests {
             }
         }
         assert_eq!([0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY].map(e2m1_code), [0, 8, 7, 15]);
+    }
+
+    #[test]
+    fn codes_of_fp8_are_the_nearest_and_of_two_the_even_one() {
+        let sizes: Vec<f64> = (0..127).map(e4m3).collect();
+        assert!(sizes.is_sorted() && sizes[1] == 1.0 / 512.0 && sizes[8] == 1.0 / 64.0 && sizes[126] == 448.0);
+        assert!(e4m3(127).is_nan() && e4m3(255).is_nan());
+        for code in 0..=126 {
+            assert_eq!([sizes[code], -sizes[code]].map(e4m3_code), [code as u8, code as u8 | 128]);
+            let Some(next) = sizes.get(code + 1) else { continue };
+            let middle = f64::midpoint(sizes[code], *next);
+            let nearest = [middle * (1.0 - 1e-9), middle, middle * (1.0 + 1e-9)].map(e4m3_code).map(usize::from);
+            assert_eq!(nearest, [code, code + code % 2, code + 1], "{middle}");
+        }
+        assert_eq!([1e9, f64::INFINITY, -449.0, f64::NAN].map(e4m3_code), [126, 126, 254, 127]);
     }
 
     #[test]

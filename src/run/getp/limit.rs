@@ -18,7 +18,7 @@ pub(super) fn tok_per_s(
     let lengths = statistics.lengths.iter().map(|lengths| lengths.map(|n| n as usize));
     let sequences: Vec<Sequence> = lengths.map(|[prompt, cached, new]| Sequence { prompt, cached, new }).collect();
     let layout = engine.kv_layout();
-    let cost = Model::from_checkpoint(checkpoint, layout.dtype).cost_of_run(&sequences, layout.n_slots);
+    let cost = Model::from_checkpoint(checkpoint, layout.dtypes).cost_of_run(&sequences, layout.n_slots);
     let limits = limits_of(engine.executor().pipeline(), output);
     let least_s = cost.least_s(limits.memory_bytes_per_s(), limits.flop_per_s());
     let n_devices = engine.n_devices() as f64;

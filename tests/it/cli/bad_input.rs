@@ -155,6 +155,9 @@ fn wrong_usage_is_exit_2_and_says_what_would_be_right() {
         (&["run", &model, "-i", "Aa", "-m", "sing"], "invalid value 'sing'"),
         (&["run", &model, "-i", "Aa", "--precision", "f64"], "invalid value 'f64'"),
         (&["run", &model, "-i", "Aa", "--kv16", "--kv32"], "cannot be used with"),
+        (&["run", &model, "-i", "Aa", "--kv16", "--kv-dtype", "int8"], "cannot be used with"),
+        (&["run", &model, "-i", "Aa", "--kv32", "--kv-dtype", "f32"], "cannot be used with"),
+        (&["run", &model, "-i", "Aa", "--kv-dtype", "int4"], "[possible values: fp8, int8, bf16, f32]"),
         (&["run", &model, "-i", "Aa", "--nonsense"], "'--nonsense'"),
         (&["run", &model, "more", "-i", "Aa"], "'more'"),
         (&["nonsense"], "'nonsense'"),
@@ -172,6 +175,11 @@ fn numbers_at_the_end_of_their_range_are_taken_or_refused() {
     let text = |args: &[&str]| counter.run(&[&["-i", "Aa", "-n", "3"], args].concat()).ok().text().to_owned();
     assert_eq!(text(&["--chunk", "65536"]), "AaAbAcAd\n");
     assert_eq!(text(&["--odd-win", "1"]), "AaAbAcAd\n");
+    assert_eq!(text(&["--odd-win", "1", "--kv-dtype", "bf16"]), "AaAbAcAd\n");
+    let windows = counter.run(&["-i", "Aa", "--odd-win", "1", "--kv-dtype", "int8"]);
+    assert_eq!((windows.code, windows.text()), (1, ""), "{}", windows.stderr);
+    let expected = "could not keep keys and values in int8: no layer of the model sees everything";
+    assert!(windows.stderr.contains(expected) && windows.stderr.contains("hint: "), "{}", windows.stderr);
     assert_eq!(text(&["--odd-win", "18446744073709551615"]), "AaAbAcAd\n");
     assert_eq!(text(&["--kv-memory", "18446744073709551615"]), "AaAbAcAd\n");
     assert_eq!(text(&["-T", "nan"]), "AaAbAcAd\n", "that is not above 0");

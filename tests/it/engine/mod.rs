@@ -4,6 +4,7 @@ mod drafts;
 pub mod extras;
 pub mod generate;
 pub mod getp;
+mod kv_dtype;
 pub mod not_numbers;
 pub mod seeds;
 mod sharing;

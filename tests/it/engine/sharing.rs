@@ -7,6 +7,7 @@ use std::sync::Arc;
 use engine::graph::kv_cache::KvTooLarge;
 use engine::scheduler::{Event, FinishReason, Request, RequestId, Sampling};
 use engine::{Engine, EngineError};
+use format::Dtype;
 use gpu::host::HostDriver;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
@@ -31,7 +32,7 @@ fn with_blocks(how: How, more: usize) -> Engine {
     let EngineError::Kv(KvTooLarge { needed_bytes, .. }) = *refused else { panic!("{refused}") };
     let layout = load(how).expect("loads").kv_layout().clone();
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
-    let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
+    let block_bytes = pool.block_bytes;
     let engine = load(How { kv_budget_bytes: needed_bytes + more * block_bytes, ..how }).expect("loads");
     assert_eq!(engine.figures().blocks, CAPACITY_TOKENS / 64 + more);
     engine
@@ -70,8 +71,18 @@ fn ask(engine: &mut Engine, (prompt, max_new_tokens, sampling): &(Vec<u32>, usiz
 
 #[test]
 fn nothing_that_is_shared_changes_a_token() {
+    check(Dtype::F32, &[(0, 1), (0, 10), (3, 1), (12, 3), (40, 10)]);
+}
+
+#[test]
+fn scales_go_where_the_blocks_go_that_they_are_of() {
+    check(Dtype::Int8, &[(12, 3)]);
+}
+
+/// Tokens are those of requests alone, with so many snapshots and so many blocks more than one sequence needs.
+fn check(kv_dtype: Dtype, settings: &[(usize, usize)]) {
     let requests = requests();
-    let mut alone = load(ONE_BY_ONE).expect("loads");
+    let mut alone = load(How { kv_dtype, ..ONE_BY_ONE }).expect("loads");
     let expected: Vec<Vec<u32>> = requests
         .iter()
         .map(|request| {
@@ -79,8 +90,8 @@ fn nothing_that_is_shared_changes_a_token() {
             drain(&mut alone).remove(&id).expect("answered").0
         })
         .collect();
-    for (n_snapshots, more_blocks) in [(0, 1), (0, 10), (3, 1), (12, 3), (40, 10)] {
-        let mut engine = with_blocks(How { n_snapshots, ..THREE }, more_blocks);
+    for &(n_snapshots, more_blocks) in settings {
+        let mut engine = with_blocks(How { n_snapshots, kv_dtype, ..THREE }, more_blocks);
         let mut random = Random(2 + n_snapshots as u64);
         let (mut told, mut number_of) = (HashMap::<RequestId, Vec<u32>>::new(), HashMap::new());
         let mut n_cached = 0;

@@ -37,15 +37,23 @@ pub struct How {
     pub kv_budget_bytes: usize,
     pub n_snapshots: usize,
     pub drafts: Option<DraftOptions>,
+    pub kv_dtype: Dtype,
 }
 
-pub const ONE_BY_ONE: How =
-    How { n_slots: 1, max_rows: 512, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0, drafts: None };
+pub const ONE_BY_ONE: How = How {
+    n_slots: 1,
+    max_rows: 512,
+    threads: 1,
+    kv_budget_bytes: 1 << 30,
+    n_snapshots: 0,
+    drafts: None,
+    kv_dtype: Dtype::F32,
+};
 
 /// Three at a time in pieces of five, so that windows go round.
-const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, ..ONE_BY_ONE };
+pub const MIXED: How = How { n_slots: 3, max_rows: 5, threads: 2, ..ONE_BY_ONE };
 
-fn engine(fixture: &Fixture, how: How) -> Engine {
+pub fn engine(fixture: &Fixture, how: How) -> Engine {
     load(fixture, how).expect("loads")
 }
 
@@ -53,7 +61,7 @@ fn load(fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
     load_on(Arc::new(HostDriver::new(how.threads).expect("threads")), fixture, how)
 }
 
-fn load_on(driver: Arc<dyn Driver>, fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
+pub fn load_on(driver: Arc<dyn Driver>, fixture: &Fixture, how: How) -> Result<Engine, Box<EngineError>> {
     let checkpoint = Checkpoint::open(Path::new(&fixture.path("model.bin")), Layout::Auto).expect("a model");
     let longest = fixture.prompts.iter().map(Vec::len).max().expect("prompts");
     load_checkpoint(driver, &checkpoint, longest + fixture.n_greedy(), how)
@@ -91,7 +99,7 @@ pub fn load_watched(
     let (pipeline, peers) = (pipelines.next().expect("a device"), pipelines.collect());
     let model = ModelOptions {
         precision: Precision::F32,
-        kv_dtype: Dtype::F32,
+        kv_dtype: how.kv_dtype,
         n_slots: how.n_slots,
         capacity_tokens,
         max_rows: how.max_rows,

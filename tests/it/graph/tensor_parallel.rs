@@ -8,6 +8,7 @@ use engine::Engine;
 use engine::plan::profile::Profiled;
 use engine::scheduler::{Request, RequestId, Sampling};
 use engine::watchdog::Watchdog;
+use format::Dtype;
 use gpu::Driver;
 use gpu::host::HostDriver;
 use model::checkpoint::Checkpoint;
@@ -94,12 +95,17 @@ fn a_model_with_tied_embeddings_is_cut_too() {
     let checkpoint = Checkpoint::random(config, Encoding::F32, 5).expect("a model");
     assert!(!checkpoint.tensors.contains_key("unembedding.weight"));
     let ids: Vec<u32> = (0..40).map(|i| i * 37 % 100).collect();
-    let expected = engine(&checkpoint, 1, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
-    let largest = expected.iter().fold(0.0, |most: f32, logit| most.max(logit.abs()));
-    for n in [2, 3] {
-        let logits = engine(&checkpoint, n, ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
-        let off = expected.iter().zip(&logits).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
-        assert!(off <= 1.2e-6 * largest, "{n} devices: off by {off} of {largest}");
+    // Scales of a cache are of heads, and each device has heads of its own: where another sum rounds an element of
+    // eight bits to its neighbour, logits are off by more.
+    for (kv_dtype, most_off) in [(Dtype::F32, 1.2e-6), (Dtype::Int8, 1e-4)] {
+        let how = How { kv_dtype, ..ONE_BY_ONE };
+        let expected = engine(&checkpoint, 1, how).teacher_force(&ids, None).expect("runs");
+        let largest = expected.iter().fold(0.0, |most: f32, logit| most.max(logit.abs()));
+        for n in [2, 3] {
+            let logits = engine(&checkpoint, n, how).teacher_force(&ids, None).expect("runs");
+            let off = expected.iter().zip(&logits).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+            assert!(off <= most_off * largest, "{n} devices, {kv_dtype}: off by {off} of {largest}");
+        }
     }
 }
 
@@ -107,7 +113,7 @@ fn a_model_with_tied_embeddings_is_cut_too() {
 fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
     let checkpoint = checkpoint(Encoding::Mxfp4);
     // Prompts in pieces of five rows beside sequences that generate, in windows that go round.
-    let how = How { n_slots: 3, max_rows: 5, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 2, drafts: None };
+    let how = How { n_slots: 3, max_rows: 5, n_snapshots: 2, ..ONE_BY_ONE };
     let prompts: Vec<Vec<u32>> = (1..8).map(|i| (0..5 * i).map(|j| (i * 13 + j * 7) % 100).collect()).collect();
     let answers = |n: usize| -> Vec<Vec<u32>> {
         let mut engine = engine(&checkpoint, n, how);
@@ -128,7 +134,7 @@ fn several_devices_take_the_tokens_of_one_whatever_is_in_a_step() {
 #[test]
 fn devices_that_share_the_vocabulary_gather_logits_only_where_somebody_draws() {
     let checkpoint = checkpoint_of(104, Encoding::Mxfp4);
-    let how = How { n_slots: 8, max_rows: 16, threads: 1, kv_budget_bytes: 1 << 30, n_snapshots: 0, drafts: None };
+    let how = How { n_slots: 8, max_rows: 16, ..ONE_BY_ONE };
     let request = |i: usize| {
         let sampling = match i {
             1 | 4 => Sampling { temperature: 1.0, top_k: 5 * i as u32, top_p: 0.9, min_p: 0.0, seed: 7 },

@@ -27,9 +27,10 @@ fn store() -> Store {
 /// The largest error of `y` over the tolerance.
 fn worst_error(got: &reference::Tensors, want: &reference::Outputs, template: &Template, precision: Precision) -> f64 {
     let (got, want, allowed) = (&got["y"], &want["y"], template.tolerance(precision));
-    let rounding = Tensor::unit_roundoff(got.dtype());
+    let got_type = got.dtype();
     let errors = got.values().iter().enumerate().map(|(i, got)| {
-        let most = allowed.atol + allowed.rtol * want.scale[i] + rounding * want.values[i].abs();
+        let rounding = Tensor::rounding(got_type, want.values[i]);
+        let most = allowed.atol + allowed.rtol * want.scale[i] + rounding;
         let error = (got - want.values[i]).abs() / most;
         if error.is_nan() { f64::INFINITY } else { error }
     });

@@ -10,13 +10,72 @@
 //!
 //! Who holds which block is the scheduler's affair.
 //!
+//! Layers that see everything may keep their positions in eight bits, with a scale for each position and head; those
+//! with a window stay as exact as sums are.
+//!
 //! Layouts of a block are stated in `templates/rope_kv/op.toml`.
 
 use format::Dtype;
+use kernel::template::Precision;
 use model::config::{LayerState, ModelConfig};
 
 /// Positions in one block: four vectors of 16 lanes, so that an attention kernel works on whole vectors.
 pub const BLOCK_TOKENS: usize = 64;
+
+/// Element types of keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvDtypes {
+    /// Of the layers that see everything.
+    pub all: Dtype,
+    /// Of those with a window.
+    pub window: Dtype,
+}
+
+impl KvDtypes {
+    /// One type for all layers, unless it has scales: those with a window then have the activations' type.
+    pub fn new(dtype: Dtype, precision: Precision) -> Self {
+        let window = if dtype.largest_of_row().is_some() { precision.activation() } else { dtype };
+        Self { all: dtype, window }
+    }
+
+    /// Of a layer with this window; `None` is all.
+    pub fn of_window(self, window: Option<usize>) -> Dtype {
+        if window.is_some() { self.window } else { self.all }
+    }
+
+    /// Bytes of keys and values, scales included, of so many positions in a layer with this window.
+    pub fn len_bytes(self, window: Option<usize>, n_positions: usize, config: &ModelConfig) -> usize {
+        let tensors = cache_tensors(self.of_window(window), n_positions, kv_heads(config));
+        tensors.iter().map(|&(_, dtype, n)| dtype.len_bytes(n)).sum()
+    }
+}
+
+/// What so many positions of a layer have: the arguments of its ops, their types and their elements.
+fn cache_tensors(dtype: Dtype, n_positions: usize, [heads, width]: [usize; 2]) -> Vec<(&'static str, Dtype, usize)> {
+    let n_rows = n_positions * heads;
+    let n_elements = n_rows * width;
+    let mut tensors = vec![("k_cache", dtype, n_elements), ("v_cache", dtype, n_elements)];
+    if dtype.largest_of_row().is_some() {
+        tensors.extend([("k_scale", Dtype::F32, n_rows), ("v_scale", Dtype::F32, n_rows)]);
+    }
+    tensors
+}
+
+/// Heads of keys, and the width of one.
+fn kv_heads(config: &ModelConfig) -> [usize; 2] {
+    ["num_key_value_heads", "head_dim"].map(|name| config.get(name).unwrap_or(0))
+}
+
+/// A tensor of a layer's cache.
+pub(crate) struct CacheTensor {
+    /// The argument of ops that it is.
+    pub(crate) arg: &'static str,
+    /// What the graph calls it.
+    pub(crate) name: String,
+    pub(crate) dtype: Dtype,
+    /// Elements of one block.
+    pub(crate) block_elements: usize,
+}
 
 /// Shape of the cache of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,16 +88,15 @@ pub struct KvLayout {
     pub(crate) n_snapshots: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
-    /// Element type of keys and values.
-    pub dtype: Dtype,
+    /// Element types of keys and values.
+    pub dtypes: KvDtypes,
     /// Blocks are laid out for matrix units rather than for vectors.
     pub(crate) matrix_layout: bool,
     groups: Vec<KvGroup>,
     /// Of each layer that keeps positions.
     group_of_layer: Vec<Option<usize>>,
     windows: Vec<Option<usize>>,
-    /// Bytes of one block of one layer: keys and values.
-    block_bytes: usize,
+    kv_heads: [usize; 2],
 }
 
 /// The layers that keep the same positions.
@@ -52,12 +110,19 @@ pub struct KvGroup {
     pub n_blocks: usize,
     /// Layers that share it.
     pub n_layers: usize,
+    /// Bytes of one block of all these layers: keys, values and their scales.
+    pub block_bytes: usize,
 }
 
 impl KvGroup {
     /// Blocks that hold what a token sees before it, if it is the first of a block; 0 where all is in the pool.
     pub(crate) fn snapshot_blocks(&self) -> usize {
         self.window.map_or(0, |window| (window - 1).div_ceil(BLOCK_TOKENS))
+    }
+
+    /// Bytes of all its blocks.
+    pub fn len_bytes(&self) -> usize {
+        self.n_blocks * self.block_bytes
     }
 }
 
@@ -75,8 +140,8 @@ pub struct KvRequest {
     pub capacity_tokens: usize,
     /// Most rows of one step.
     pub max_rows: usize,
-    /// Element type of keys and values.
-    pub dtype: Dtype,
+    /// Element types of keys and values.
+    pub dtypes: KvDtypes,
     /// Blocks are laid out for matrix units rather than for vectors.
     pub matrix_layout: bool,
     /// Window of the layers that see everything, gpt-oss's odd ones (the seeds' `--odd_win`); `None` is all.
@@ -134,29 +199,29 @@ impl KvLayout {
                         window.map_or(full_blocks, |w| ring_blocks(w, request.max_rows).min(full_blocks));
                     let n_kept = if window.is_none() { request.n_kept } else { 0 };
                     let n_blocks = (request.n_slots + n_kept).saturating_mul(table_blocks);
-                    let mut group = KvGroup { window, table_blocks, n_blocks, n_layers: 0 };
+                    let mut group = KvGroup { window, table_blocks, n_blocks, n_layers: 0, block_bytes: 0 };
                     group.n_blocks += request.n_snapshots * group.snapshot_blocks();
                     groups.push(group);
                     groups.len() - 1
                 });
                 groups[index].n_layers += 1;
+                // Kernels have the model's window as a literal, and the type goes by it: how long sequences may be is
+                // to change neither.
+                groups[index].block_bytes += request.dtypes.len_bytes((*state)?, BLOCK_TOKENS, config);
                 Some(index)
             })
             .collect();
-        let block_bytes = request.dtype.len_bytes(
-            2 * BLOCK_TOKENS * config.get("num_key_value_heads").unwrap_or(0) * config.get("head_dim").unwrap_or(0),
-        );
         let mut layout = Self {
             block_tokens: BLOCK_TOKENS,
             n_slots: request.n_slots,
             n_snapshots: request.n_snapshots,
             capacity_tokens: request.capacity_tokens,
-            dtype: request.dtype,
+            dtypes: request.dtypes,
             matrix_layout: request.matrix_layout,
             groups,
             group_of_layer,
             windows: states.into_iter().map(Option::flatten).collect(),
-            block_bytes,
+            kv_heads: kv_heads(config),
         };
         layout.fit(request.budget_bytes)?;
         Ok(layout)
@@ -164,13 +229,11 @@ impl KvLayout {
 
     /// Shrinks the shared pool to the budget.
     fn fit(&mut self, budget_bytes: usize) -> Result<(), KvTooLarge> {
-        let ring_bytes: usize = self.groups.iter().filter(|g| g.window.is_some()).map(|g| self.bytes_of(g)).sum();
-        let block_bytes = self.block_bytes;
+        let ring_bytes: usize = self.groups.iter().filter(|g| g.window.is_some()).map(KvGroup::len_bytes).sum();
         if let Some(pool) = self.groups.iter_mut().find(|group| group.window.is_none()) {
-            let pool_block_bytes = block_bytes * pool.n_layers;
-            let affordable = budget_bytes.saturating_sub(ring_bytes) / pool_block_bytes;
+            let affordable = budget_bytes.saturating_sub(ring_bytes) / pool.block_bytes;
             if affordable < pool.table_blocks {
-                let needed_bytes = ring_bytes + pool.table_blocks * pool_block_bytes;
+                let needed_bytes = ring_bytes + pool.table_blocks * pool.block_bytes;
                 let (capacity_tokens, window_bytes) = (self.capacity_tokens, ring_bytes);
                 return Err(KvTooLarge { capacity_tokens, needed_bytes, window_bytes, budget_bytes });
             }
@@ -211,29 +274,28 @@ impl KvLayout {
         self.windows[l]
     }
 
-    /// Bytes of the keys (or of the values) of one layer.
-    pub fn layer_bytes(&self, l: usize) -> usize {
-        self.group_of_layer(l).n_blocks * self.block_bytes / 2
+    /// What layer `l` keeps its positions in.
+    pub(crate) fn tensors(&self, l: usize) -> impl Iterator<Item = CacheTensor> {
+        let dtype = self.dtypes.of_window(self.windows[l]);
+        cache_tensors(dtype, self.block_tokens, self.kv_heads).into_iter().map(move |(arg, dtype, block_elements)| {
+            CacheTensor { arg, name: format!("{arg}.{l}"), dtype, block_elements }
+        })
     }
 
-    /// Bytes of the keys (or of the values) of one block of one layer.
-    pub fn half_block_bytes(&self) -> usize {
-        self.block_bytes / 2
+    /// Whether any layer keeps its positions in this type.
+    pub fn has_dtype(&self, dtype: Dtype) -> bool {
+        let states = self.group_of_layer.iter().zip(&self.windows);
+        states.filter(|(group, _)| group.is_some()).any(|(_, window)| self.dtypes.of_window(*window) == dtype)
     }
 
     /// Bytes of the snapshots.
     pub(crate) fn snapshot_bytes(&self) -> usize {
-        let blocks = |group: &KvGroup| self.n_snapshots * group.snapshot_blocks() * group.n_layers;
-        self.groups.iter().map(|group| blocks(group) * self.block_bytes).sum()
+        self.groups.iter().map(|group| self.n_snapshots * group.snapshot_blocks() * group.block_bytes).sum()
     }
 
     /// Bytes of the whole cache.
     pub fn total_bytes(&self) -> usize {
-        self.groups.iter().map(|group| self.bytes_of(group)).sum()
-    }
-
-    fn bytes_of(&self, group: &KvGroup) -> usize {
-        group.n_blocks * group.n_layers * self.block_bytes
+        self.groups.iter().map(KvGroup::len_bytes).sum()
     }
 }
 
@@ -265,7 +327,7 @@ pub(crate) mod tests {
             n_kept: 0,
             capacity_tokens: 1000,
             max_rows: 100,
-            dtype: Dtype::Bf16,
+            dtypes: KvDtypes::new(Dtype::Bf16, Precision::Bf16),
             matrix_layout: false,
             odd_window: None,
             budget_bytes: usize::MAX,
@@ -283,7 +345,7 @@ pub(crate) mod tests {
             n_kept: 0,
             capacity_tokens,
             max_rows,
-            dtype: Dtype::F32,
+            dtypes: KvDtypes::new(Dtype::F32, Precision::F32),
             matrix_layout: false,
             odd_window: None,
             budget_bytes: usize::MAX,
@@ -291,7 +353,7 @@ pub(crate) mod tests {
         let all = KvLayout::new(&config, &request).unwrap();
         let of_pool = |group: &&KvGroup| group.window.is_none();
         let pool = all.groups().iter().find(of_pool).unwrap();
-        let pool_bytes = |n_blocks: usize| n_blocks * pool.n_layers * 2 * all.half_block_bytes();
+        let pool_bytes = |n_blocks: usize| n_blocks * pool.block_bytes;
         let budget_bytes = all.total_bytes() - pool_bytes(pool.n_blocks) + pool_bytes(pool_blocks);
         KvLayout::new(&config, &KvRequest { budget_bytes, ..request }).unwrap()
     }
@@ -315,6 +377,31 @@ pub(crate) mod tests {
                 let newest = (first + max_rows - 1) / BLOCK_TOKENS;
                 assert!(newest - oldest < n_blocks, "window {window}, {max_rows} rows from {first}");
             }
+        }
+    }
+
+    #[test]
+    fn layers_that_see_everything_have_eight_bits_and_scales_and_rings_do_not() {
+        let layout = |dtype, precision, capacity_tokens| {
+            let dtypes = KvDtypes::new(dtype, precision);
+            KvLayout::new(&config(), &KvRequest { dtypes, capacity_tokens, ..request() }).unwrap()
+        };
+        for (dtype, precision, ring) in
+            [(Dtype::Int8, Precision::Bf16, Dtype::Bf16), (Dtype::Fp8, Precision::F32, Dtype::F32)]
+        {
+            let of_layer = |layout: &KvLayout, l| layout.tensors(l).map(|one| one.dtype).collect::<Vec<_>>();
+            let long = layout(dtype, precision, 1000);
+            assert_eq!(of_layer(&long, 0), [ring; 2]);
+            assert_eq!(of_layer(&long, 1), [dtype, dtype, Dtype::F32, Dtype::F32]);
+            // A position of a layer: keys and values of 2 heads, 32 elements each, and their scales.
+            let of_position = |layout: &KvLayout, l| layout.group_of_layer(l).block_bytes / (2 * 64);
+            let ring_bytes = 2 * 2 * 32 * ring.len_bytes(1);
+            assert_eq!([of_position(&long, 0), of_position(&long, 1)], [ring_bytes, 2 * 2 * (32 + 4)]);
+            // Where a window is as long as any sequence, its layers share the blocks and keep their type.
+            let short = layout(dtype, precision, 100);
+            assert_eq!((of_layer(&short, 0), short.groups().len()), (vec![ring; 2], 1));
+            assert_eq!(of_position(&short, 0), ring_bytes + 2 * 2 * (32 + 4));
+            assert!(short.has_dtype(dtype) && short.has_dtype(ring));
         }
     }
 

@@ -198,7 +198,7 @@ fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<Strin
 mod tests {
     use super::*;
     use crate::graph::forward::{ForwardOptions, forward};
-    use crate::graph::kv_cache::{KvLayout, KvRequest};
+    use crate::graph::kv_cache::{KvDtypes, KvLayout, KvRequest};
     use format::Dtype;
     use model::checkpoint::Checkpoint;
     use model::checkpoint::encoding::Encoding;
@@ -213,6 +213,10 @@ mod tests {
 
     /// The forward pass of gpt-oss-20b.
     fn graph(precision: Precision) -> Graph {
+        graph_with(precision, Dtype::Bf16)
+    }
+
+    fn graph_with(precision: Precision, kv: Dtype) -> Graph {
         let checkpoint =
             Checkpoint::random(NamedShape::gpt_oss_20b().config_with(&[("max_seq_len", 2048.0)]), Encoding::Mxfp4, 1)
                 .expect("a model");
@@ -222,7 +226,7 @@ mod tests {
             n_kept: 0,
             capacity_tokens: 1024,
             max_rows: 2048,
-            dtype: Dtype::Bf16,
+            dtypes: KvDtypes::new(kv, precision),
             matrix_layout: true,
             odd_window: None,
             budget_bytes: usize::MAX,
@@ -335,6 +339,33 @@ mod tests {
             assert!(run.problem.keeps.is_empty() && !run.args.contains_key("y") && !run.args.contains_key("linear_y"));
             for name in ["qkv", "k_cache", "v_cache"] {
                 assert_eq!(run.args[name], attention.args[name], "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_of_eight_bits_are_stored_by_kernels_that_see_whole_heads() {
+        let graph = graph_with(Precision::Bf16, Dtype::Int8);
+        for arch in ["gfx1100", "gfx942", "sm_90"] {
+            let chooser = chooser(arch, TuningTables::load(&[]).expect("right"));
+            for (n, step) in
+                [(1, StepKind::Decode), (2, StepKind::Decode), (64, StepKind::Decode), (2048, StepKind::Mixed)]
+            {
+                let all = launches(&graph, &chooser, n, step);
+                for l in 0..24 {
+                    let attention = all.iter().find(|cover| cover.label == format!("block.{l}.attn.attention"));
+                    let attention = attention.expect("a launch of its own");
+                    let is_scaled = l % 2 == 1; // the others have a window
+                    let kv = if is_scaled { Dtype::Int8 } else { Dtype::Bf16 };
+                    assert_eq!(attention.problem.dtypes["kv"], kv, "{arch}, layer {l}");
+                    let label = format!("block.{l}.attn.rope_kv");
+                    let stores = all.iter().find(|cover| cover.label.ends_with(&label)).expect("it stores");
+                    assert!(!is_scaled || stores.problem.ops == ["rope_kv"], "{arch}, {n}: {}", stores.label);
+                    for name in ["k_cache", "v_cache", "k_scale", "v_scale"] {
+                        assert_eq!(stores.args.get(name), attention.args.get(name), "{name}");
+                        assert!(attention.args.contains_key(name) || !is_scaled && name.ends_with("scale"), "{name}");
+                    }
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How many bytes a step must move and how many operations it must do: counted from the model's matrices, which its
 //! family lists, and from what its layers keep.
 
-use format::Dtype;
+use engine::graph::kv_cache::KvDtypes;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::tensors::{EMBEDDING, groups};
 use model::config::{LayerState, ModelConfig};
@@ -32,8 +32,8 @@ pub struct Model {
     config: ModelConfig,
     /// Its matrices; those of a layer once for each that has them.
     matrices: Vec<Matrix>,
-    /// Element type of the KV cache.
-    kv: Dtype,
+    /// Element types of the KV cache.
+    kv: KvDtypes,
 }
 
 /// A matrix that rows are multiplied by, or looked up in.
@@ -119,7 +119,7 @@ impl Rows {
 
 impl Model {
     /// The matrices of a checkpoint, in their types.
-    pub fn from_checkpoint(checkpoint: &Checkpoint, kv: Dtype) -> Self {
+    pub fn from_checkpoint(checkpoint: &Checkpoint, kv: KvDtypes) -> Self {
         let config = &checkpoint.config;
         let mut matrices = Vec::new();
         for group in groups(config).iter().filter(|group| group.tensor.name.ends_with("weight")) {
@@ -161,10 +161,10 @@ impl Model {
             cost.bytes += read * bytes_each;
             cost.flop += 2.0 * rows * elements;
         }
-        let of_position = self.kv.len_bytes(1) as f64 * 2.0 * dim("num_key_value_heads") * dim("head_dim");
         let attention_size = dim("num_attention_heads") * dim("head_dim");
         for l in 0..config.num_hidden_layers {
             let Some(LayerState::Positions { window }) = config.layer_state(l) else { continue };
+            let of_position = self.kv.len_bytes(window, 1, config) as f64;
             cost.bytes += (rows.positions_read(window) + n_rows) * of_position;
             // q . k and p * v: two products of head_dim for every head and position.
             cost.flop += 4.0 * rows.pairs(window) * attention_size;
@@ -194,13 +194,18 @@ impl Model {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use format::Dtype;
+    use kernel::template::Precision;
     use model::checkpoint::encoding::Encoding;
     use model::config::NamedShape;
 
     fn model(layers: Option<usize>, experts: Dtype) -> Model {
         let config = NamedShape::gpt_oss_20b().config(layers);
         let encoding = if experts == Dtype::Mxfp4 { Encoding::Mxfp4 } else { Encoding::Bf16 };
-        Model::from_checkpoint(&Checkpoint::random(config, encoding, 1).expect("a model"), Dtype::Bf16)
+        Model::from_checkpoint(
+            &Checkpoint::random(config, encoding, 1).expect("a model"),
+            KvDtypes::new(Dtype::Bf16, Precision::Bf16),
+        )
     }
 
     #[test]

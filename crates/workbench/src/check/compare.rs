@@ -98,7 +98,7 @@ fn allowed(dtype: Dtype, want: &Output, i: usize, tolerance: Tolerance) -> f64 {
     match dtype {
         _ if dtype.is_whole() => 0.0,
         _ if want.scale[i] == f64::INFINITY => f64::INFINITY,
-        _ => tolerance.atol + tolerance.rtol * want.scale[i] + Tensor::unit_roundoff(dtype) * want.values[i].abs(),
+        _ => tolerance.atol + tolerance.rtol * want.scale[i] + Tensor::rounding(dtype, want.values[i]),
     }
 }
 

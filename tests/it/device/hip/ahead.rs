@@ -48,7 +48,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
     };
     let layout = engine::blueprint::sizes(&checkpoint.config, &model, &target).expect("it fits").0;
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");
-    let block_bytes = 2 * layout.half_block_bytes() * pool.n_layers;
+    let block_bytes = pool.block_bytes;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
     let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
     Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &()).expect("loads")

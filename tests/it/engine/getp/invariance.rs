@@ -33,16 +33,16 @@ fn check(fixture: &Fixture, lengths: &[usize], always: &[&str]) {
 #[test]
 fn f32_gives_the_same_tokens_however_it_is_run() {
     let window = Fixture::open("window");
-    for kv in ["--kv32", "--kv16"] {
-        check(&window, &[1, 6, 7, 8, 64, 2, 100], &["--precision", "f32", kv, "--max-new-tokens", "20"]);
+    for kv in [&["--kv32"][..], &["--kv16"]] {
+        check(&window, &[1, 6, 7, 8, 64, 2, 100], &[&["--precision", "f32", "--max-new-tokens", "20"], kv].concat());
     }
 }
 
 #[test]
 fn bf16_gives_the_same_tokens_however_it_is_run() {
     let bf16 = Fixture::open("bf16");
-    for kv in ["--kv16", "--kv32"] {
-        check(&bf16, &[1, 15, 16, 17, 64, 2, 100], &["--precision", "bf16", kv, "--max-new-tokens", "20"]);
+    for kv in [&["--kv16"][..], &["--kv32"], &["--kv-dtype", "fp8"]] {
+        check(&bf16, &[1, 15, 16, 17, 64, 2, 100], &[&["--precision", "bf16", "--max-new-tokens", "20"], kv].concat());
     }
 }
 

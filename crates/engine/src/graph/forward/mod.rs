@@ -96,12 +96,12 @@ impl Hint for ForwardError {
 ///
 /// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s
 /// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
-/// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`. It leaves `logits` and
-/// `sampled`. For the rows that ask for more there are those that `forward/sampling.rs` names. Where several devices
-/// compute the model: `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their
-/// sums), and for `<sum>` attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is
-/// this one's, so too `logits` and `candidate` where they share the vocabulary; all but the first have `zeros` (a
-/// part).
+/// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`, and of a cache with scales
+/// `k_scale.<l>`, `v_scale.<l>`. It leaves `logits` and `sampled`. For the rows that ask for more there are those that
+/// `forward/sampling.rs` names. Where several devices compute the model: `step` (how often they met), `arrived` (of
+/// each of them a u32 for each of them and of their sums), and for `<sum>` attn and mlp `parts.<sum>` (a part of
+/// max_rows for each of them) and `part.<sum>`, which is this one's, so too `logits` and `candidate` where they share
+/// the vocabulary; all but the first have `zeros` (a part).
 ///
 /// # Errors
 /// A statement of the family's file that does not fit its op.

@@ -193,12 +193,14 @@ impl Writing<'_> {
             return Err(self.wrong("a layer with an `attention`, whose cache this uses", "none"));
         };
         let group = kv.group_of_layer(l);
-        let names = [format!("block_table.{}", kv.group_index(l)), format!("k_cache.{l}"), format!("v_cache.{l}")];
-        let in_cache = (kv.dtype, kv.dtype.elements_in(kv.layer_bytes(l)));
-        let sizes = [(Dtype::U32, kv.n_slots * group.table_blocks), in_cache, in_cache];
-        for ((arg, name), (dtype, n)) in ["block_table", "k_cache", "v_cache"].into_iter().zip(names).zip(sizes) {
-            let tensor = pass.graph.external(&name, dtype, Role::Kept, n);
+        let mut bind = |arg: &str, name: &str, dtype, n_elements| {
+            let tensor = pass.graph.external(name, dtype, Role::Kept, n_elements);
             args.insert(arg.to_owned(), Bound { tensor, shape: None });
+        };
+        let table = format!("block_table.{}", kv.group_index(l));
+        bind("block_table", &table, Dtype::U32, kv.n_slots * group.table_blocks);
+        for tensor in kv.tensors(l) {
+            bind(tensor.arg, &tensor.name, tensor.dtype, group.n_blocks * tensor.block_elements);
         }
         let count = |n: usize| u32::try_from(n).expect("the cache's sizes were checked to fit 32 bits");
         let window = kv.window_of_layer(l).unwrap_or(0);

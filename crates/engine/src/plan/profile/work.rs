@@ -73,10 +73,13 @@ fn cap_cache(bytes: &mut BTreeMap<String, f64>, problem: &Problem, rows: &Elemen
     let (Some(slot), Some(position)) = (rows.get("slot"), rows.get("position")) else { return };
     let dim = |name: &str| problem.dims.get(name).copied().unwrap_or(0) as usize;
     let kv = problem.dtypes.get("kv").copied().unwrap_or(Dtype::F32);
-    let of_position = kv.len_bytes(dim("num_key_value_heads") * 2 * dim("half_head_dim"));
+    let n_rows = dim("num_key_value_heads");
     let seen = positions_seen(slot, position, dim("window"));
-    for name in ["k_cache", "v_cache"] {
-        if let Some(bytes) = bytes.get_mut(name) {
+    let of_elements = kv.len_bytes(n_rows * 2 * dim("half_head_dim"));
+    let of_position = [("cache", of_elements), ("scale", Dtype::F32.len_bytes(n_rows))];
+    for (name, of_position) in of_position.iter().flat_map(|(what, n)| ["k", "v"].map(|of| (format!("{of}_{what}"), n)))
+    {
+        if let Some(bytes) = bytes.get_mut(&name) {
             *bytes = bytes.min((seen * of_position) as f64);
         }
     }

@@ -136,13 +136,13 @@ fn mistakes_in_a_contract_are_told_with_their_line() {
     let mistakes = [
         (
             "[\"f32\", \"bf16\"]",
-            "[\"f32\", \"fp8\"]",
-            "linear/op.toml:11: could not read the contract: unknown variant `fp8`",
+            "[\"f32\", \"fp6\"]",
+            "linear/op.toml:11: could not read the contract: unknown variant `fp6`",
         ),
         (
             "dtype = \"weight\"",
             "dtype = \"wieght\"",
-            "linear/op.toml:19: dtype: expected a type or a name from [dtypes]: f32, bf16, f16, u32, i32, u8, mxfp4, q8_0, q4_1, q4_0, q5_0, q5_1, iq4_nl, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs, f8_e4m3, activation, weight, found `wieght`",
+            "linear/op.toml:19: dtype: expected a type or a name from [dtypes]: f32, bf16, f16, u32, i32, u8, int8, fp8, mxfp4, q8_0, q4_1, q4_0, q5_0, q5_1, iq4_nl, q4_k, q5_k, q6_k, q2_k, q3_k, iq4_xs, f8_e4m3, activation, weight, found `wieght`",
         ),
         ("\"in_features\"]", "\"in_feature\"]", "linear/op.toml:16: `in_feature` is not declared"),
         ("when  = \"has_bias\"", "when  = \"n_tokens > 1\"", "linear/op.toml:25: `n_tokens` is not declared"),
