@@ -1,7 +1,7 @@
 //! `kernels plan`: which template runs for each node of a model and each number of rows, and what decided that.
 //!
-//! It asks what loading a model asks ([`Decisions`]) and prints it: [`crate::spans`] puts equal layers and equal ranges of
-//! rows together, [`report`] has the words and the JSON.
+//! It asks what loading a model asks ([`Decisions`]) and prints it: [`crate::spans`] puts equal layers and equal
+//! ranges of rows together, [`report`] has the words and the JSON.
 
 mod report;
 

@@ -112,7 +112,7 @@ impl Instruction {
         self.mnemonic().starts_with("scratch_")
     }
 
-    /// Whether the waves of a block meet at it. NVIDIA's has its opcode for a name: `BAR`.
+    /// Whether the waves of a block meet at it. In SASS its name is the opcode of `BAR`.
     pub(super) fn is_barrier(&self) -> bool {
         self.mnemonic().starts_with("s_barrier") || self.mnemonic() == "0xb1d"
     }

@@ -9,8 +9,8 @@
 //!
 //! - **Rounds.** A loop goes round as often as it takes to do all operations, or to move all bytes, whichever is more;
 //!   a tile that is not full takes as long as a full one, and blocks without a tile take nothing (`[padded]` of a
-//!   template). What is outside of loops is gone through once by each wave, on the way that takes longest; where it does
-//!   all, so is the loop.
+//!   template). What is outside of loops is gone through once by each wave, on the way that takes longest; where it
+//!   does all, so is the loop.
 //! - **Generations.** A compute unit holds as many blocks as registers and LDS leave room for; blocks that find no room
 //!   wait. A generation of blocks takes as long as its fullest compute unit: a round of all waves of a SIMD takes what
 //!   one wave takes alone, waiting for every result, or what all of them take to issue, whichever is more.
@@ -18,8 +18,9 @@
 //!   last cache.
 //! - **Code.** A loop (or all of a kernel without one) that the instruction cache does not hold has no prediction: its
 //!   instructions come from the last cache, and how many waves share them nobody knows.
-//! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory: of plain reads of
-//!   17, 33 and 66 MB one behind the other on an H200 that says 5.1, 8.6 and 15.9 us, and 5.2, 8.9 and 16.4 were measured.
+//! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory: of plain reads
+//!   of 17, 33 and 66 MB one behind the other on an H200 that says 5.1, 8.6 and 15.9 us, and 5.2, 8.9 and 16.4 were
+//!   measured.
 
 pub mod against;
 mod candidates;

@@ -8,9 +8,10 @@ use kernel::template::Problem;
 use kernel::template::library::Library;
 use kernel::template::work::Work;
 
-/// Predicted over measured tokens per second of gpt-oss-20b's shape on an H200, at a microsecond a launch and contexts of
-/// 542 positions (of 64 rows 286): rows, with dense weights in bf16, with these in Q8_0. `docs/performance.md` has both
-/// numbers. They are of the constants of this model as they are: whoever changes one has to find these anew.
+/// Predicted over measured tokens per second of gpt-oss-20b's shape on an H200, at a microsecond a launch and contexts
+/// of 542 positions (of 64 rows 286): rows, with dense weights in bf16, with these in blocks of 8 bits.
+/// `docs/performance.md` has both numbers. They are of the constants of this model as they are: whoever changes one has
+/// to find these anew.
 const ERROR_ON_H200: [(usize, f64, f64); 6] = [
     (1, 1.005, 1.089),
     (2, 1.057, 1.091),
@@ -20,13 +21,13 @@ const ERROR_ON_H200: [(usize, f64, f64); 6] = [
     (64, 1.254, 1.337),
 ];
 
-/// By how much this model was too fast on an H200: predicted over measured tokens per second of steps of the next larger
-/// number of rows that was measured, or of the most.
+/// By how much this model was too fast on an H200: predicted over measured tokens per second of steps of the next
+/// larger number of rows that was measured, or of the most.
 pub fn error_on_h200(n_rows: usize, has_blocks: bool) -> f64 {
     let last = ERROR_ON_H200.len() - 1;
     let at = ERROR_ON_H200.partition_point(|(rows, ..)| *rows < n_rows).min(last);
-    let (_, bf16, q8_0) = ERROR_ON_H200[at];
-    if has_blocks { q8_0 } else { bf16 }
+    let (_, plain, in_blocks) = ERROR_ON_H200[at];
+    if has_blocks { in_blocks } else { plain }
 }
 
 /// A launch of a plan, as often as a step has it.
