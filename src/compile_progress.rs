@@ -24,6 +24,9 @@ impl LoadProgress for CompileProgress<'_> {
     fn planned(&self, memory: &MemoryPlan) {
         self.bar.finish_and_clear();
         self.output.detail(&format!("memory of {}: {memory}", memory.device));
+        if let Some(gain) = &memory.gain {
+            self.output.detail(&gain.to_string());
+        }
     }
 }
 

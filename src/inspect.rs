@@ -10,6 +10,7 @@ use format::Dtype;
 use model::checkpoint::Tensor;
 use model::checkpoint::bin::HEADER;
 use model::checkpoint::layout::LayoutFinding;
+use model::checkpoint::quantized::Gain;
 use model::config::ModelConfig;
 use model::family::known::gpt_oss;
 use system::units::{grouped, human_bytes};
@@ -39,6 +40,8 @@ struct Report<'a> {
     tensor_bytes: u64,
     /// Bytes of weights that a step for one token reads.
     bytes_per_token: u64,
+    /// What `--quantize` would save; null where nothing.
+    gain: Option<Gain>,
     dtypes: Vec<Dtype>,
     family: &'static str,
     config: &'a ModelConfig,
@@ -81,6 +84,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         parameters: checkpoint.parameters(),
         tensor_bytes: checkpoint.tensor_bytes(),
         bytes_per_token: checkpoint.bytes_per_token(),
+        gain: checkpoint.gain(),
         dtypes,
         family: &checkpoint.config.family.name,
         config: &checkpoint.config,
@@ -126,6 +130,7 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let count: usize = report.tensors.iter().map(|row| row.count).sum();
     let (total, per_token) = (human_bytes(report.tensor_bytes), human_bytes(report.bytes_per_token));
     output.line(&format!("\n{count} tensors, {total}; a step for one token reads {per_token} of them"))?;
+    report.gain.as_ref().map_or(Ok(()), |gain| output.line(&gain.to_string()))?;
     for finding in &report.findings {
         output.line(&format!("\nfound: {}", finding.message))?;
     }

@@ -33,6 +33,7 @@ mod report;
 mod rows_plot;
 mod run;
 mod serve;
+mod spans;
 mod stderr;
 mod step_timeout;
 mod svg;

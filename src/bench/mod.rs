@@ -1,8 +1,9 @@
 //! `bench`: tokens per second beside what the machine could do at most, and where the time goes.
 //!
-//! [`workbench::bench`] measures; [`report`] and [`plot`] tell it.
+//! [`workbench::bench`] measures; [`report`] and [`plot`] tell it. [`predict`] is `--predict`, which measures nothing.
 
 mod plot;
+mod predict;
 mod report;
 
 use std::io::Write;
@@ -77,6 +78,15 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
+    /// Measure nothing: compile the kernels of a decode step for --arch, read their machine code and predict what each
+    /// takes, and the whole step; no GPU needed. Batch sizes are 1, 8 and 32 unless --batch is given
+    #[arg(long, requires = "arch", conflicts_with_all = ["device", "threads", "tp", "work", "prefill", "prompts", "kernels", "svg"])]
+    predict: bool,
+
+    /// The GPU that is predicted, which need not be here: `gfx1100`, `sm_90`
+    #[arg(long, value_name = "ARCH", requires = "predict")]
+    arch: Option<String>,
+
     /// Write what --json prints into a file, beside the text
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -96,6 +106,9 @@ const SUMMED_ROWS: [usize; 5] = [1, 8, 32, 256, 4096];
 pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let save = args.save.as_deref().map(|path| OutputFile::create(path, "figures")).transpose()?;
+    if args.predict {
+        return predict::run(&args, save, output);
+    }
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
     let (pipeline, device) = args.device.pipeline(&checkpoint, output)?;
     let chosen = DeviceArgs { device, ..args.device.clone() };

@@ -1,14 +1,14 @@
 //! `kernels plan`: which template runs for each node of a model and each number of rows, and what decided that.
 //!
-//! It asks what loading a model asks ([`Decisions`]) and prints it: [`spans`] puts equal layers and equal ranges of
-//! rows together, [`report`] has the words and the JSON.
+//! It asks what loading a model asks ([`Decisions`]) and prints it: [`crate::spans`] puts equal layers and equal
+//! ranges of rows together, [`report`] has the words and the JSON.
 
 mod report;
-mod spans;
 
 use crate::args::source::{SourceArgs, named_target};
 use crate::args::{KvArgs, ModelArgs, precision_for};
 use crate::output::Output;
+use crate::spans::{self, SpanLine};
 use crate::usage::UsageError;
 use engine::Sizes;
 use engine::blueprint::Blueprint;
@@ -20,7 +20,6 @@ use kernel::target::Target;
 use kernel::template::Precision;
 use kernel::tuning::TuningTables;
 use report::Report;
-use spans::SpanLine;
 
 /// Longest sequence, in tokens: as `run` has it.
 const CAPACITY_TOKENS: usize = 1024;

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use serde_json::json;
 
-use super::spans::SpanLine;
 use crate::output::Output;
+use crate::spans::SpanLine;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
 use kernel::choice::{Choice, Chooser, Ranking, Why};

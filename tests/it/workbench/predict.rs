@@ -57,11 +57,12 @@ fn predictions_are_held_against_a_journal_and_drawn() {
         one["predicted_us"].as_f64().expect("a number")
     };
     // x in f32 and y in bf16, each once, at 95 % of 960 GB/s, and a launch of 2 us: less is not to be had. What waits
-    // and what the last cache serves beside it was predicted to be 18 % more of many rows, 45 % of 64.
+    // and what the last cache serves beside it was predicted to be 18 % more of many rows; of few rows it is the memory's
+    // latency, half a microsecond, up to ten times in turn.
     for rows in rows {
         let least_us = (4.0 + 2.0) * 2880.0 * f64::from(rows) / 960e9 * 1e6;
         assert!(
-            predicted(rows) > least_us / 0.95 + 2.0 && predicted(rows) < 1.5 * least_us + 2.0,
+            predicted(rows) > least_us / 0.95 + 2.0 && predicted(rows) < 1.5 * least_us + 2.0 + 5.0,
             "{rows}: {}",
             predicted(rows)
         );
@@ -112,7 +113,7 @@ fn speed_says_a_time_beside_what_runs_today() {
     let row = times.iter().find(|time| time["op"] == "rmsnorm" && time["variant"] == "row").expect("it is there");
     assert_eq!((&row["incumbent"], &row["rows"]), (&json!("row"), &json!(1)));
     assert_eq!(row["predicted_us"], row["incumbent_us"], "it is what runs today");
-    assert!(row["predicted_us"].as_f64().is_some_and(|us| us > 2.0 && us < 4.0), "{row}");
+    assert!(row["predicted_us"].as_f64().is_some_and(|us| us > 3.0 && us < 7.0), "{row}");
     assert!(report["kernels"].as_array().is_some_and(|kernels| !kernels.is_empty()), "{report}");
 }
 

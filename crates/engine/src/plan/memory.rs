@@ -6,6 +6,7 @@ use gpu::{DeviceMemory, Driver, GpuError};
 
 use crate::graph::{Graph, Storage};
 use kernel::object::store::Progress;
+use model::checkpoint::quantized::Gain;
 use model::checkpoint::{Checkpoint, Tensor};
 
 /// Bytes by what they are for.
@@ -22,6 +23,8 @@ pub struct MemoryPlan {
     pub(crate) activations: usize,
     /// What kernels ask for besides.
     pub(crate) workspace: usize,
+    /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
+    pub gain: Option<Gain>,
     /// The device's name, and its memory before anything was allocated, where it says.
     pub device: String,
     pub(crate) memory: Option<DeviceMemory>,
@@ -36,8 +39,12 @@ pub struct DoesNotFit {
 
 impl hint::Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
-        let MemoryPlan { weights, weights_in_place, memory, .. } = &self.plan;
+        let MemoryPlan { weights, weights_in_place, memory, gain, .. } = &self.plan;
         let free = memory.map_or(usize::MAX, |memory| memory.free_bytes);
+        let fits = gain.filter(|gain| weights - weights_in_place > free && gain.tensor_bytes[1] <= free as u64);
+        if let Some(gain) = fits {
+            return Some(gain.to_string());
+        }
         Some(if weights - weights_in_place > free {
             "the weights alone are too large: use weights of fewer bits, or fewer `--layers` of a `--shape`".into()
         } else {
@@ -67,7 +74,8 @@ impl MemoryPlan {
             weights_in_place += if takes_memory(tensor, driver) { 0 } else { tensor.len_bytes() };
         }
         let (device, memory) = (driver.describe(), driver.memory()?);
-        Ok(Self { weights, weights_in_place, device, memory, ..Self::default() })
+        let gain = checkpoint.gain().filter(|_| weights_in_place == 0);
+        Ok(Self { weights, weights_in_place, gain, device, memory, ..Self::default() })
     }
 
     /// What will be allocated.
@@ -127,6 +135,7 @@ mod tests {
             snapshots: 0,
             activations: 500_000_000,
             workspace: 1_000_000,
+            gain: None,
             device: "a GPU".into(),
             memory: Some(DeviceMemory { free_bytes, total_bytes: 16_000_000_000 }),
         }

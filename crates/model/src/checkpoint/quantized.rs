@@ -1,11 +1,13 @@
 //! Matrices that are quantised where they are used, row by row, so that neither a file nor memory has to hold them
 //! twice.
 
+use std::fmt;
+
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 use super::f8;
-use super::{CheckpointError, Elements, Tensor};
+use super::{Checkpoint, CheckpointError, Elements, Tensor};
 use format::Dtype;
 
 /// What matrices can be quantised to.
@@ -27,6 +29,56 @@ impl Quantization {
             Self::Q8_0 => Dtype::Q8_0,
             Self::F8E4M3 => Dtype::F8E4M3,
         }
+    }
+}
+
+/// What quantising a model's matrices saves: bytes before and after. As text: a clause for a person.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct Gain {
+    /// Of all tensors, in bytes.
+    pub tensor_bytes: [u64; 2],
+    /// Of those that a step for one token reads, in bytes.
+    pub bytes_per_token: [u64; 2],
+    #[serde(skip)]
+    to: Quantization,
+}
+
+impl Gain {
+    /// How many times as many tokens a second there are at most, where the memory is the limit.
+    pub fn times(&self) -> f64 {
+        self.bytes_per_token[0] as f64 / self.bytes_per_token[1] as f64
+    }
+}
+
+impl fmt::Display for Gain {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = |bytes: u64| bytes as f64 / 1e9;
+        let ([weights_before, weights], [before, after]) = (self.tensor_bytes, self.bytes_per_token);
+        write!(
+            f,
+            "`--quantize {}` makes weights {:.2} GB in place of {:.2}, and one token reads {:.2} GB in place of {:.2}: at most \
+             {:.2} times as fast",
+            self.to.dtype(),
+            gb(weights),
+            gb(weights_before),
+            gb(after),
+            gb(before),
+            self.times()
+        )
+    }
+}
+
+impl Checkpoint {
+    /// What quantising would save; none where a token would read no fewer bytes.
+    pub fn gain(&self) -> Option<Gain> {
+        let to = Quantization::Q8_0;
+        let quantized = self.quantized(to);
+        let gain = Gain {
+            tensor_bytes: [self.tensor_bytes(), quantized.tensor_bytes()],
+            bytes_per_token: [self.bytes_per_token(), quantized.bytes_per_token()],
+            to,
+        };
+        (gain.bytes_per_token[1] < gain.bytes_per_token[0]).then_some(gain)
     }
 }
 
@@ -249,5 +301,22 @@ mod tests {
         assert_eq!(vector.quantized(Quantization::Q8_0)[0].shape, [64]);
         let codes = Tensor { dtype: Dtype::U8, ..matrix([2, 32], &[1.0; 64]) };
         assert_eq!(codes.quantized(Quantization::Q8_0).len(), 1);
+    }
+
+    #[test]
+    fn the_gain_is_what_the_matrices_of_attention_and_the_vocabulary_lose() {
+        let config = crate::config::NamedShape::gpt_oss_20b().config(None);
+        let checkpoint = |to| Checkpoint::random(config.clone(), to, 1).expect("a model");
+        let model = checkpoint(crate::checkpoint::encoding::Encoding::Mxfp4);
+        let gain = model.gain().expect("bf16 is larger");
+        // 17/32 of the bytes of 2,880 x 201,088 twice, and of 24 layers' 2,880 x (5,120 + 4,096); a token reads one of
+        // the two.
+        let saved = |elements: f64| 2.0 * elements * 15.0 / 32.0;
+        let (vocabulary, attention) = (2880.0 * 201_088.0, 24.0 * 2880.0 * 9216.0);
+        let close = |bytes: [u64; 2], expected: f64| ((bytes[0] - bytes[1]) as f64 / expected - 1.0).abs() < 1e-3;
+        assert!(close(gain.tensor_bytes, saved(2.0 * vocabulary + attention)), "{gain:?}");
+        assert!(close(gain.bytes_per_token, saved(vocabulary + attention)), "{gain:?}");
+        assert!(gain.to_string().contains("--quantize q8_0"), "{gain}");
+        assert!(model.quantized(Quantization::Q8_0).gain().is_none());
     }
 }

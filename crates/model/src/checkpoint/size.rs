@@ -22,7 +22,9 @@ impl Checkpoint {
 
     fn bytes_for_a_token(&self, tensor: &Tensor) -> u64 {
         let len_bytes = tensor.len_bytes() as u64;
-        if tensor.name == EMBEDDING && self.unembedding() != EMBEDDING {
+        // With the parameters of its blocks, where it has blocks.
+        let is_embedding = EMBEDDING.strip_suffix("weight").is_some_and(|stem| tensor.name.starts_with(stem));
+        if is_embedding && self.unembedding() != EMBEDDING {
             len_bytes / self.config.vocab_size as u64
         } else if self.config.family.is_of_experts(&tensor.name) {
             let [num_experts, experts_per_token] = ["num_experts", "experts_per_token"].map(|dim| self.config.dim(dim));

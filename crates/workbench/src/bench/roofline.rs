@@ -141,6 +141,11 @@ impl Model {
         Self { config: config.clone(), matrices, kv }
     }
 
+    /// Counts a step in which so many sequences each have one row, which sees so many positions.
+    pub fn decode_cost(&self, batch: usize, context: f64) -> Cost {
+        self.cost(Rows::Decode { batch, context })
+    }
+
     /// Counts a step. Each weight is read once; of the experts, as many as are expected to be chosen by anyone when
     /// every choice is equally likely: E (1 - (1 - K/E)^rows). For one row that is K exactly; real routing is skewed,
     /// and touches fewer. Norms and biases are not counted.

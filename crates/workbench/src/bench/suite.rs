@@ -179,7 +179,7 @@ impl Workload {
     }
 
     /// Positions, on average while it is measured, that a sequence has; of a prompt its tokens.
-    pub(crate) fn context(self, effort: BenchEffort) -> usize {
+    pub fn context(self, effort: BenchEffort) -> usize {
         match self {
             Self::Prefill { tokens } => tokens,
             Self::Decode { context, .. } => context + effort.steps / 2,

@@ -112,6 +112,11 @@ impl Instruction {
         self.mnemonic().starts_with("scratch_")
     }
 
+    /// Whether the waves of a block meet at it. In SASS its name is the opcode of `BAR`.
+    pub(super) fn is_barrier(&self) -> bool {
+        self.mnemonic().starts_with("s_barrier") || self.mnemonic() == "0xb1d"
+    }
+
     /// Whether a block ends with it.
     pub(super) fn ends_block(&self) -> bool {
         self.target.is_some() || !self.falls_through()

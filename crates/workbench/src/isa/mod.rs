@@ -1,13 +1,15 @@
 //! The machine code of an AMD GPU object, as `llvm-objdump` prints it: instructions, basic blocks, loops.
 //!
 //! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
-//! `llvm-mca` how long a loop takes, [`llvm`] finds and runs the tools; [`sass`] reads NVIDIA's code by itself. Nothing
-//! here is needed to run a model: it is how `kernels check` and the tests look at what the compiler made of a template.
+//! `llvm-mca` how long a loop takes, [`waits`] what a wave waits for, [`llvm`] finds and runs the tools; [`sass`] reads
+//! NVIDIA's code by itself. Nothing here is needed to run a model: it is how `kernels check` and the tests look at what
+//! the compiler made of a template.
 
 pub(crate) mod instruction;
 pub mod llvm;
 pub(crate) mod sass;
 pub mod speed;
+pub(crate) mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +25,8 @@ pub struct Code {
     pub instructions: Vec<Instruction>,
 }
 
-/// A loop: all blocks from which its header is reached again without leaving it (a natural loop).
+/// A loop: all blocks from which its header is reached again without leaving it (a natural loop), but for those that
+/// some rounds do not go through and where waves meet: what is done once, while the first loads are under way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loop {
     /// Address of the first instruction of the header.
@@ -110,6 +113,18 @@ impl Code {
                 bodies.entry(header).or_default().extend(natural_loop(&blocks, header, from));
             }
         }
+        let has_barrier =
+            |block: usize| (blocks[block].first..=blocks[block].last).any(|i| self.instructions[i].is_barrier());
+        for (&header, body) in &mut bodies {
+            let latches = body.iter().filter(|&&block| blocks[block].successors.contains(&header));
+            let always = latches.map(|&latch| &dominators[latch]).fold(body.clone(), |always, of| &always & of);
+            let is_left_out = |&block: &usize| {
+                let above = dominators[block].iter().filter(|above| body.contains(above) && !always.contains(above));
+                above.copied().any(|first| body.iter().any(|&b| has_barrier(b) && dominators[b].contains(&first)))
+            };
+            let left_out: BTreeSet<usize> = body.iter().filter(|block| is_left_out(block)).copied().collect();
+            body.retain(|block| !left_out.contains(block));
+        }
         let inside = |header: usize, body: &BTreeSet<usize>| -> BTreeSet<usize> {
             let nested = bodies.iter().filter(|(other, _)| **other != header && body.contains(other));
             nested.flat_map(|(_, blocks)| blocks.iter().copied()).collect()
@@ -126,6 +141,43 @@ impl Code {
             }
         });
         all.collect()
+    }
+
+    /// Of the instructions `which`, those on the way from the first block to an end that takes longest, rising: of the
+    /// two sides of a branch a wave goes through one. Loops are gone through once.
+    ///
+    /// - `cycles`: what instructions of a block take
+    pub(crate) fn longest_way(&self, which: &[usize], cycles: &dyn Fn(&[usize]) -> f64) -> Vec<usize> {
+        let blocks = self.blocks();
+        let dominators = dominators(&blocks);
+        let of_block = |block: &Block| -> Vec<usize> {
+            let [first, last] = [block.first, block.last + 1].map(|i| which.partition_point(|&one| one < i));
+            which[first..last].to_vec()
+        };
+        let ahead = |from: usize| {
+            let above = &dominators[from];
+            blocks[from].successors.iter().copied().filter(move |to| !above.contains(to))
+        };
+        // The way to the end from each block, and where it goes; a block is looked at behind those that it leads to.
+        let mut longest: Vec<Option<(f64, Option<usize>)>> = vec![None; blocks.len()];
+        let mut open = vec![(0, false)];
+        let mut is_begun = vec![false; blocks.len()];
+        while let Some((block, is_done)) = open.pop() {
+            if is_done {
+                let next = ahead(block).filter_map(|to| Some((longest[to]?.0, to)));
+                let next = next.max_by(|a, b| a.0.total_cmp(&b.0));
+                let own = cycles(&of_block(&blocks[block]));
+                longest[block] = Some((own + next.map_or(0.0, |(cycles, _)| cycles), next.map(|(_, to)| to)));
+            } else if !is_begun[block] {
+                is_begun[block] = true;
+                open.push((block, true));
+                open.extend(ahead(block).filter(|&to| !is_begun[to]).map(|to| (to, false)));
+            }
+        }
+        let way = std::iter::successors((!blocks.is_empty()).then_some(0), |&block| longest[block]?.1);
+        let mut found: Vec<usize> = way.flat_map(|block| of_block(&blocks[block])).collect();
+        found.sort_unstable();
+        found
     }
 
     /// The basic blocks, by rising address.
@@ -275,6 +327,48 @@ mod tests {
             "s_endpgm",
         ]);
         assert_eq!(loops(&code), [(4, (1..=8).collect(), (1..=8).collect())]);
+    }
+
+    #[test]
+    fn what_is_behind_a_branch_and_has_a_barrier_is_no_part_of_a_round() {
+        let code = code(&[
+            "global_load_b64 v[0:1], v2, s[0:1]",
+            "s_cbranch_vccnz 0 -> 6",
+            "global_load_b128 v[4:7], v3, s[2:3]",
+            "s_cbranch_scc1 0 -> 2",
+            "s_barrier_signal -1",
+            "s_barrier_wait 0xffff",
+            "v_fmac_f32 v8, v0, v4",
+            "s_cbranch_scc1 0 -> 0",
+            "s_endpgm",
+        ]);
+        assert_eq!(loops(&code), [(0, vec![0, 1, 6, 7], vec![0, 1, 6, 7]), (2, vec![2, 3], vec![2, 3])]);
+        // One that every round comes to is part of each.
+        let mut meets = code.clone();
+        meets.instructions[1].target = None;
+        meets.instructions[1].text = "s_nop 0".to_owned();
+        assert_eq!(loops(&meets)[0].1, (0..=7).collect::<Vec<usize>>());
+    }
+
+    #[test]
+    fn a_wave_goes_through_one_side_of_a_branch() {
+        let code = code(&[
+            "s_mov_b32 s0, 0",
+            "s_cbranch_scc1 0 -> 4",
+            "v_mov_b32 v0, 0",
+            "s_branch 0 -> 6",
+            "v_mov_b32 v0, 1",
+            "v_mov_b32 v1, 1",
+            "v_fma_f32 v0, v1, v2, v0",
+            "s_cbranch_scc1 0 -> 6",
+            "s_endpgm",
+            "s_code_end",
+        ]);
+        // Instruction 4 takes ten cycles, each other one.
+        let cycles = |block: &[usize]| block.iter().map(|&i| if i == 4 { 10.0 } else { 1.0 }).sum();
+        let way = |which: &[usize]| code.longest_way(which, &cycles);
+        assert_eq!(way(&(0..10).collect::<Vec<_>>()), [0, 1, 4, 5, 6, 7, 8]);
+        assert_eq!(way(&[0, 1, 2, 3, 5, 8, 9]), [0, 1, 2, 3, 8], "without some of them");
     }
 
     #[test]

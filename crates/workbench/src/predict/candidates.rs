@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::{Chip, Code, Geometry, Prediction, Round, predict};
 use crate::isa::llvm::Llvm;
 use crate::isa::speed::{Machine, once};
+use crate::isa::waits::{self, Latencies};
 use crate::isa::{self, Instruction, IsaError, sass};
 use crate::timing::Candidate;
 use expression::ExpressionError;
@@ -22,6 +23,9 @@ use kernel::template::Problem;
 use kernel::template::library::Library;
 use kernel::template::render::{RenderError, Rendered, render};
 use kernel::template::work::Work;
+
+/// What says how long a wave that is alone takes for a body.
+type AloneCycles = fn(&[&Instruction], Latencies) -> f64;
 
 /// Compiles candidates for one chip and reads what came of them.
 pub struct Predictor<'a> {
@@ -124,27 +128,35 @@ impl<'a> Predictor<'a> {
         candidates: Vec<Candidate>,
         progress: &dyn Progress,
     ) -> Vec<(Candidate, Result<Compiled, PredictError>)> {
+        let of_problem: Vec<(&Problem, &Candidate)> = candidates.iter().map(|one| (problem, one)).collect();
+        let compiled = self.compile_each(&of_problem, progress);
+        candidates.into_iter().zip(compiled).collect()
+    }
+
+    /// The same of candidates that each have a problem of their own.
+    pub(crate) fn compile_each(
+        &self,
+        candidates: &[(&Problem, &Candidate)],
+        progress: &dyn Progress,
+    ) -> Vec<Result<Compiled, PredictError>> {
         let rendered: Vec<_> = candidates
             .iter()
-            .map(|one| render(self.library, &one.template, problem, &one.params, self.target))
+            .map(|(problem, one)| render(self.library, &one.template, problem, &one.params, self.target))
             .collect();
         let requests: Vec<Request> =
             rendered.iter().flatten().map(|rendered| Request::new(rendered, self.target)).collect();
         let mut objects = self.store.get_all(&requests, progress).into_iter();
-        let objects: Vec<_> = candidates
+        let objects: Vec<_> = rendered
             .into_iter()
-            .zip(rendered)
-            .map(|(candidate, rendered)| {
+            .map(|rendered| {
                 let object = rendered.as_ref().ok().and_then(|_| objects.next());
-                let both = rendered
-                    .map_err(PredictError::from)
-                    .and_then(|rendered| Ok((rendered, object.expect("one for each request")?.object)));
-                (candidate, both)
+                let rendered = rendered.map_err(PredictError::from)?;
+                Ok((rendered, object.expect("one for each request")?.object))
             })
             .collect();
         let read = objects
             .into_par_iter()
-            .map(|(candidate, both)| (candidate, both.and_then(|(rendered, object)| self.read(rendered, &object))));
+            .map(|both: Result<_, PredictError>| both.and_then(|(rendered, object)| self.read(rendered, &object)));
         read.collect()
     }
 
@@ -175,20 +187,28 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    /// What is outside of loops, and the loops, by what `llvm-mca` says.
+    /// What is outside of loops, and the loops, by what `llvm-mca` says of instructions and the code of waits.
     fn read_gcn(&self, code: &isa::Code) -> Result<(Round, Vec<Round>), PredictError> {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let (unit, product) = (&self.unit, &self.product);
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
         let no_model = || PredictError::NoModel { arch: arch.to_owned() };
-        let round = |body: &[&Instruction], speed: isa::speed::LoopSpeed| {
+        let is_gfx9 = arch.starts_with("gfx9");
+        let latencies = Latencies {
+            issue: if is_gfx9 { 4.0 } else { 1.0 },
+            memory: self.chip.latency_cycles,
+            matrix_flop: f64::from(product.matrix_flop_per_cycle) / f64::from(unit.simds.max(1)),
+            counts_stores_as_loads: is_gfx9,
+            counts_scalars_alone: arch.starts_with("gfx12"),
+        };
+        let round = |body: &[&Instruction], speed: isa::speed::LoopSpeed, alone: AloneCycles| {
             let lanes = f64::from(self.target.wave_size);
             let lane_flop: u64 = body.iter().map(|instruction| instruction.lane_flop()).sum();
             Round {
                 address: body.first().map_or(0, |first| first.address),
                 n_instructions: body.len(),
                 code_bytes: span(body.iter().map(|instruction| instruction.address)),
-                alone_cycles: speed.alone_cycles,
+                alone_cycles: alone(body, latencies).max(speed.busy_cycles),
                 busy_cycles: speed.busy_cycles,
                 flop: if speed.matrix_flop > 0 { speed.matrix_flop as f64 } else { lanes * lane_flop as f64 },
                 memory_bytes: speed.memory_bytes as f64,
@@ -198,14 +218,21 @@ impl<'a> Predictor<'a> {
         let all = code.loops();
         for found in all.iter().filter(|found| found.is_hot(code)) {
             let body: Vec<&Instruction> = found.all.iter().map(|&i| &code.instructions[i]).collect();
-            loops.push(round(&body, found.speed(code, &self.llvm, machine)?.ok_or_else(no_model)?));
+            loops.push(round(
+                &body,
+                found.speed(code, &self.llvm, machine)?.ok_or_else(no_model)?,
+                waits::alone_cycles,
+            ));
         }
-        let outside: Vec<&Instruction> = outside(code, &all).into_iter().map(|i| &code.instructions[i]).collect();
+        let pick =
+            |indices: &[usize]| -> Vec<&Instruction> { indices.iter().map(|&i| &code.instructions[i]).collect() };
+        let outside = code.longest_way(&outside(code, &all), &|block| waits::once_cycles(&pick(block), latencies));
+        let outside = pick(&outside);
         if outside.is_empty() {
             return Ok((Round::default(), loops));
         }
         let speed = once(&outside, &self.llvm, machine)?.ok_or_else(no_model)?;
-        Ok((round(&outside, speed), loops))
+        Ok((round(&outside, speed, waits::once_cycles), loops))
     }
 
     /// The same by the schedule that NVIDIA's code has in it.
@@ -230,7 +257,11 @@ impl<'a> Predictor<'a> {
         };
         let found = code.loops();
         let loops = found.iter().map(|found| round(&found.all, true)).collect();
-        (round(&outside(&code, &found), false), loops)
+        let cycles = |block: &[usize]| {
+            let block: Vec<sass::Sass> = block.iter().map(|&i| all[i]).collect();
+            sass::once_cycles(&block, latency)
+        };
+        (round(&code.longest_way(&outside(&code, &found), &cycles), false), loops)
     }
 }
 

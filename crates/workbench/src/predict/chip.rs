@@ -17,6 +17,10 @@ const LATENCY_NS: f64 = 500.0;
 /// A guess: a launch in a captured graph that does nothing, in microseconds, where no table says it.
 const LAUNCH_US: f64 = 2.0;
 
+/// The guesses together.
+#[cfg(test)]
+pub(super) const CONSTANTS: [f64; 4] = [REACHED_BANDWIDTH, CACHE_TIMES, LATENCY_NS, LAUNCH_US];
+
 /// What the instruction cache holds where no table says it: that of RDNA's WGPs and of two CUs of CDNA2 by AMD's
 /// papers, and that of an SM since Volta by those who measured it (arXiv 1804.06826).
 const INSTRUCTION_CACHE_BYTES: [u64; 2] = [32 << 10, 128 << 10];

@@ -9,7 +9,7 @@ use kernel::step::StepKind;
 use kernel::template::Problem;
 
 /// One line: a launch of some layers, for a range of row counts.
-pub(super) struct SpanLine<'a> {
+pub(crate) struct SpanLine<'a> {
     /// The nodes, with a place for the layers: `block.*.attn.norm + block.*.attn.qkv`. The layer after is `block.next`.
     generic: String,
     /// The layers; empty outside of them.
@@ -27,7 +27,7 @@ pub(super) struct SpanLine<'a> {
 
 /// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches
 /// are alike only if the same runs of theirs are not fused for the same reasons.
-pub(super) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<SpanLine<'_>> {
+pub(crate) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<SpanLine<'_>> {
     let most = |rows: Rows| {
         let of_decode = decisions.all.iter().filter(|one| one.rows == rows && one.step == StepKind::Decode);
         of_decode.map(|one| one.last_row_count).max().unwrap_or(0)
