@@ -14,6 +14,7 @@ use crate::output_file::OutputFile;
 use crate::spans::{self, SpanLine};
 use engine::Sizes;
 use engine::blueprint::Blueprint;
+use engine::graph::kv_cache::KvDtypes;
 use engine::graph::{Graph, StepShape};
 use engine::plan::decisions::Decisions;
 use hint::chain;
@@ -76,7 +77,7 @@ pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> any
     let predictor = Predictor::new(chooser.library(), chooser.target(), &store, facts.as_ref())?;
     let product = facts.as_ref().and_then(|facts| facts.product.as_ref()).context("a predictor has a product")?;
     let kv = args.cache.dtype(precision);
-    let model = Model::from_checkpoint(&checkpoint, kv);
+    let model = Model::from_checkpoint(&checkpoint, KvDtypes::new(kv, precision));
     let mut steps = Vec::new();
     let chunk = args.cache.chunk.unwrap_or(0) as usize;
     for (works, sizes) in suite.sessions(chooser.target(), chunk) {
