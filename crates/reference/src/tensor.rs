@@ -109,7 +109,8 @@ impl Tensor {
     }
 
     /// How far rounding to the type moves a number at most, beyond what an f32 kernel does: 2^-8 of it for bf16, 2^-11
-    /// for f16, 2^-2 for mxfp4, 2^-4 for fp8 and f8_e4m3 (and 2^-10, half the distance of its smallest numbers), a half for int8.
+    /// for f16, 2^-2 for mxfp4, 2^-4 for fp8 and f8_e4m3 (and 2^-10, half the distance of their smallest numbers), a
+    /// half for int8.
     pub fn rounding(dtype: Dtype, value: f64) -> f64 {
         match dtype {
             Dtype::Bf16 => value.abs() / 256.0,

@@ -57,8 +57,8 @@ fn predictions_are_held_against_a_journal_and_drawn() {
         one["predicted_us"].as_f64().expect("a number")
     };
     // x in f32 and y in bf16, each once, at 95 % of 960 GB/s, and a launch of 2 us: less is not to be had. What waits
-    // and what the last cache serves beside it was predicted to be 18 % more of many rows; of few rows it is the memory's
-    // latency, half a microsecond, up to ten times in turn.
+    // and what the last cache serves beside it was predicted to be 18 % more of many rows; of few rows it is the
+    // memory's latency, half a microsecond, up to ten times in turn.
     for rows in rows {
         let least_us = (4.0 + 2.0) * 2880.0 * f64::from(rows) / 960e9 * 1e6;
         assert!(
