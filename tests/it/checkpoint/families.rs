@@ -14,7 +14,14 @@ use crate::fixtures::program::{argument, file, parse_ids, repository, run};
 use crate::graph::forward::{MIXED, drain, greedy, load_checkpoint};
 
 /// The folders, and what is a model in each: the folder itself, or a file of it.
-const MODELS: [(&str, &str); 2] = [("llama3", "."), ("llama3", "model.gguf")];
+const MODELS: [(&str, &str); 6] = [
+    ("qwen2", "."),
+    ("qwen2", "model.gguf"),
+    ("qwen2-window", "."),
+    ("llama3", "."),
+    ("llama3", "model.gguf"),
+    ("mistral", "."),
+];
 
 fn path(folder: &str, name: &str) -> PathBuf {
     repository().join("tests/fixtures/families").join(folder).join(name)

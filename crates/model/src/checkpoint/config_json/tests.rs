@@ -110,6 +110,25 @@ fn dense(model_type: &str, more: Value) -> Value {
 }
 
 #[test]
+fn layers_have_the_windows_that_transformers_gives_them() {
+    let windows = |model_type: &str, more: Value| -> Vec<Option<usize>> {
+        let config = read_json(&dense(model_type, more)).unwrap();
+        (0..4).map(|l| config.window(l)).collect()
+    };
+    let qwen2 = |uses: bool| json!({"use_sliding_window": uses, "sliding_window": 7, "max_window_layers": 3});
+    assert_eq!(windows("qwen2", qwen2(false)), [None; 4]);
+    assert_eq!(windows("qwen2", qwen2(true)), [None, None, None, Some(7)]);
+    assert_eq!(windows("qwen2", json!({"sliding_window": 7})), [None; 4]);
+    assert_eq!(windows("mistral", json!({"sliding_window": 5})), [Some(5); 4]);
+    assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 4]);
+    assert_eq!(windows("mistral", json!({})), [Some(4096); 4]);
+    // Where layers are named, they must be those.
+    let mut other = dense("qwen2", qwen2(true));
+    other["layer_types"] = json!(vec!["sliding_attention"; 4]);
+    assert!(read_json(&other).unwrap_err().to_string().starts_with("`layer_types` is"));
+}
+
+#[test]
 fn scaled_positions_are_computed_or_refused_by_their_name() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 64});
@@ -133,4 +152,5 @@ fn scaled_positions_are_computed_or_refused_by_their_name() {
         let error = refused("llama", key, value);
         assert!(error.starts_with(message), "{error}");
     }
+    assert!(refused("qwen2", "factor", json!(8)).contains("expected \"default\""));
 }
