@@ -14,13 +14,15 @@ use crate::fixtures::program::{argument, file, parse_ids, repository, run};
 use crate::graph::forward::{MIXED, drain, greedy, load_checkpoint};
 
 /// The folders, and what is a model in each: the folder itself, or a file of it.
-const MODELS: [(&str, &str); 6] = [
+const MODELS: [(&str, &str); 8] = [
     ("qwen2", "."),
     ("qwen2", "model.gguf"),
     ("qwen2-window", "."),
     ("llama3", "."),
     ("llama3", "model.gguf"),
     ("mistral", "."),
+    ("qwen3", "."),
+    ("qwen3", "model.gguf"),
 ];
 
 fn path(folder: &str, name: &str) -> PathBuf {
