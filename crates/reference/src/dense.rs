@@ -1,4 +1,4 @@
-//! References of `embedding`, `rmsnorm`, `linear` and `silu_and_mul`.
+//! References of `embedding`, `rmsnorm`, `head_norm`, `linear` and `silu_and_mul`.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::formats::{Sizes, random_rows, row, rows};
@@ -42,12 +42,50 @@ pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
     let mut y = Vec::new();
     for row in x.values().chunks(hidden_size) {
-        let mean = row.iter().map(|x| x * x).sum::<f64>() / hidden_size as f64;
-        let root = (mean + eps).sqrt();
-        let normed = row.iter().zip(scale.values()).map(|(x, scale)| x / root * scale);
-        y.extend(normed.map(|value| (value, value.abs())));
+        y.extend(normed(row, scale, eps).map(|value| (value, value.abs())));
     }
     Ok(only("y", Output::scaled(y)))
+}
+
+fn normed(row: &[f64], scale: &Tensor, eps: f64) -> impl Iterator<Item = f64> {
+    let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
+    let root = (mean + eps).sqrt();
+    row.iter().zip(scale.values()).map(move |(x, scale)| x / root * scale)
+}
+
+pub(super) fn head_norm_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_heads, n_kv_heads) = (case.dim("num_attention_heads")?, case.dim("num_key_value_heads")?);
+    let (n_tokens, head_dim) = (case.n_tokens()?, case.dim("head_dim")?);
+    let mut qkv = Vec::new();
+    for head in 0..n_tokens * (n_heads + 2 * n_kv_heads) {
+        // Heads of very different sizes; in the smallest eps weighs as much as the mean.
+        let size = [1.0, 1e-3, 40.0][head % 3];
+        qkv.extend((0..head_dim).map(|_| size * random.normal()));
+    }
+    let mut scale = || {
+        let scale = (0..head_dim).map(|_| 1.0 + 0.3 * random.normal()).collect();
+        Ok(Tensor::rounded(case.dtype("scale")?, scale))
+    };
+    let (q_scale, k_scale) = (scale()?, scale()?);
+    Ok(named([("qkv", Tensor::rounded(Dtype::F32, qkv)), ("q_scale", q_scale), ("k_scale", k_scale)]))
+}
+
+/// x[c] / sqrt(mean(x[:]^2) + eps) * scale[c] of each head x of q and of k; those of v stay.
+pub(super) fn head_norm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (n_heads, n_kv_heads) = (case.dim("num_attention_heads")?, case.dim("num_key_value_heads")?);
+    let (qkv, eps) = (tensor(inputs, "qkv")?, case.constant("eps")?);
+    let scales = [tensor(inputs, "q_scale")?, tensor(inputs, "k_scale")?];
+    let mut y = Vec::new();
+    for (head, x) in qkv.values().chunks(case.dim("head_dim")?).enumerate() {
+        match head % (n_heads + 2 * n_kv_heads) {
+            head if head < n_heads + n_kv_heads => {
+                let scale = scales[usize::from(head >= n_heads)];
+                y.extend(normed(x, scale, eps).map(|value| (value, value.abs())));
+            }
+            _ => y.extend(x.iter().map(|&x| (x, 0.0))),
+        }
+    }
+    Ok(only("qkv", Output::scaled(y)))
 }
 
 pub(super) fn silu_and_mul_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -130,6 +168,21 @@ mod tests {
         let y = &run(&["rmsnorm".into()], &case, &inputs).unwrap()["y"];
         close(&y.values, &[3.0 / root, -8.0 / root]);
         close(&y.scale, &[3.0 / root, 8.0 / root]);
+    }
+
+    #[test]
+    fn head_norm_takes_each_head_of_q_and_k_for_itself() {
+        let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("head_dim", 2)];
+        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&dims, 1) };
+        let inputs = named([
+            ("qkv", f32s(&[3.0, 4.0, 0.0, 1.0, 3.0, 4.0, 5.0, 6.0])),
+            ("q_scale", f32s(&[1.0, -2.0])),
+            ("k_scale", f32s(&[10.0, 1.0])),
+        ]);
+        let qkv = &run(&["head_norm".into()], &case, &inputs).unwrap()["qkv"];
+        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
+        close(&qkv.values, &[3.0 / root, -8.0 / root, 0.0, -2.0, 30.0 / root, 4.0 / root, 5.0, 6.0]);
+        close(&qkv.scale[6..], &[0.0, 0.0]);
     }
 
     #[test]

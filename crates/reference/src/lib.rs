@@ -36,9 +36,10 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 25] = [
+const OPS: [Op; 26] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
+    Op { name: "head_norm", first: "qkv", kinds: &[], inputs: dense::head_norm_inputs, run: dense::head_norm },
     Op { name: "silu_and_mul", first: "h", kinds: &[], inputs: dense::silu_and_mul_inputs, run: dense::silu_and_mul },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
     Op { name: "rope_angles", first: "inv_freq", kinds: &[], inputs: rope::rope_angles_inputs, run: rope::rope_angles },

@@ -3,6 +3,7 @@
 pub mod downloads;
 pub mod export;
 mod f8;
+mod families;
 pub mod fuzzed;
 pub mod hostile;
 pub mod kinds;

@@ -84,6 +84,31 @@ fn every_way_of_splitting_gives_the_ids_that_hugging_face_gives() {
     }
 }
 
+/// The texts, composed, are in Unicode's own tables; `tokenizers` 0.23.3 gives the same ids of both, too.
+#[test]
+fn characters_are_composed_where_the_file_says_so() {
+    let cases = cases();
+    let qwen2 = &cases["ways"]["qwen2"];
+    let plain = file_with(&cases, &qwen2["pre_tokenizer"], &json!(false));
+    let mut composing: Value = serde_json::from_slice(&plain).expect("JSON");
+    composing["normalizer"] = json!({ "type": "NFC" });
+    let read = |bytes: Bytes| Tokenizer::from_json(bytes, None, None).expect("read");
+    let [plain, composing] = [plain, composing.to_string().into()].map(read);
+    let ids = |tokenizer: &Tokenizer, text: &str| tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
+    for (text, composed) in [
+        ("cafe\u{301} 1", "caf\u{e9} 1"),
+        ("\u{212b}ngstrom", "\u{c5}ngstrom"),
+        ("\u{1100}\u{1161}<|im_end|>\u{1112}\u{1161}\u{11ab}", "\u{ac00}<|im_end|>\u{d55c}"),
+        ("q\u{307}\u{323}", "q\u{323}\u{307}"),
+    ] {
+        assert_eq!(ids(&composing, text), ids(&plain, composed), "{text:?}");
+        assert_ne!(ids(&plain, text), ids(&plain, composed), "{text:?}");
+    }
+    for (text, expected) in texts(&cases).iter().zip(self::ids(qwen2)).filter(|(text, _)| text.is_ascii()) {
+        assert_eq!(ids(&composing, text), expected, "{text:?}");
+    }
+}
+
 #[test]
 fn a_file_of_two_ways_mixed_is_refused() {
     let cases = cases();

@@ -87,6 +87,7 @@ fn templates_are_right_in_waves_of_32() {
     let ops = [
         "embedding",
         "rmsnorm",
+        "head_norm",
         "silu_and_mul",
         "linear",
         "rope_angles",

@@ -93,18 +93,19 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
             Rope::of_transformers(family, original, &Object { json, path: scaling_path }, &file)?
         }
         (RopeScaling::Yarn { factor, original }, None) => Rope::of_openai(family, factor, original, &file)?,
+        (RopeScaling::Llama3 { .. }, scaling) => {
+            Rope::slowed(family, scaling.map(|json| Object { json, path: scaling_path }), &file)?
+        }
     };
-    let (mut context, mut factor_name) = (None, None);
-    if let RopeScaling::Yarn { factor, original } = &family.rope.scaling {
-        (context, factor_name) = (Some(original), Some(factor));
-    }
+    let (factor_name, context) = family.rope.scaling.factor_and_original().unzip();
+    let stretches = matches!(family.rope.scaling, RopeScaling::Yarn { .. });
     let dim = |dim: &'static Dim| {
         if Some(&dim.name) == context {
             return Ok(rope.initial_context_length);
         }
         match file.dimension(dim, &keys(dim))? {
             // OpenAI's has none: what YaRN stretches the context to.
-            None if dim.name == "max_seq_len" => Ok(rope
+            None if dim.name == "max_seq_len" && stretches => Ok(rope
                 .initial_context_length
                 .map(|length| (length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)),
             found => Ok(found),
@@ -116,6 +117,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
         }
         if Some(&number.name) == factor_name {
             return Ok(Some(rope.factor as f32));
+        }
+        if let Some((_, turns)) = rope.turns.iter().find(|(name, _)| *name == number.name) {
+            return Ok(Some(*turns as f32));
         }
         for key in &number.json {
             if let Some(found) = file.number(key)? {
@@ -177,6 +181,8 @@ fn check_constants(family: &Family, file: &Object) -> Result<(), ConfigFileError
 struct Rope {
     theta: Option<f64>,
     factor: f64,
+    /// By the family's names, how often pairs turn that slow down and that do not.
+    turns: Vec<(&'static str, f64)>,
     initial_context_length: Option<usize>,
 }
 
@@ -191,7 +197,34 @@ impl Rope {
                 return Err(scaling.refused("rope_type", "\"default\"", kind));
             }
         }
-        Ok(Self { theta, factor: 1.0, initial_context_length: None })
+        Ok(Self { theta, factor: 1.0, turns: vec![], initial_context_length: None })
+    }
+
+    /// Of a family whose pairs may slow down: all of them, or those that turn seldom.
+    fn slowed(family: &'static Family, scaling: Option<Object>, file: &Object) -> Result<Self, ConfigFileError> {
+        let theta = file.number("rope_theta")?;
+        let mut rope = Self { theta, factor: 1.0, turns: vec![], initial_context_length: None };
+        let (Some(scaling), RopeScaling::Llama3 { low, high, original, .. }) = (scaling, &family.rope.scaling) else {
+            return Ok(rope);
+        };
+        rope.theta = scaling.number("rope_theta")?.or(rope.theta);
+        let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
+        match kind.as_str() {
+            Some("default") => return Ok(rope),
+            Some("linear" | "llama3") => rope.factor = scaling.required_number("factor")?,
+            _ => return Err(scaling.refused("rope_type", "\"default\", \"linear\" or \"llama3\"", kind)),
+        }
+        if kind == "llama3" {
+            let least = scaling.required_number("low_freq_factor")?;
+            let most = scaling.required_number("high_freq_factor")?;
+            if most <= least {
+                return Err(scaling.refused("high_freq_factor", &format!("more than {least}"), &most.into()));
+            }
+            rope.turns = vec![(low, least), (high, most)];
+            let length = scaling.required_dimension(family, original, "original_max_position_embeddings")?;
+            rope.initial_context_length = Some(length);
+        }
+        Ok(rope)
     }
 
     fn of_openai(
@@ -203,6 +236,7 @@ impl Rope {
         Ok(Self {
             theta: Some(file.required_number(&family.rope.theta)?),
             factor: file.required_number(factor)?,
+            turns: vec![],
             initial_context_length: Some(file.required_dimension(family, original, original)?),
         })
     }
@@ -222,7 +256,7 @@ impl Rope {
         if kind == "default" {
             let key = if file.any(&[original])?.is_some() { original } else { "max_position_embeddings" };
             let initial_context_length = Some(file.required_dimension(family, original, key)?);
-            return Ok(Self { theta: Some(theta), factor: 1.0, initial_context_length });
+            return Ok(Self { theta: Some(theta), factor: 1.0, turns: vec![], initial_context_length });
         }
         if kind != "yarn" {
             return Err(scaling.refused("rope_type", "\"yarn\" or \"default\"", kind));
@@ -242,7 +276,7 @@ impl Rope {
             }
         }
         let length = scaling.required_dimension(family, original, "original_max_position_embeddings")?;
-        Ok(Self { theta: Some(theta), factor, initial_context_length: Some(length) })
+        Ok(Self { theta: Some(theta), factor, turns: vec![], initial_context_length: Some(length) })
     }
 }
 
@@ -354,107 +388,4 @@ impl<'a> Object<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    /// What openai/gpt-oss-20b has, as transformers 4 wrote it, without what no reader looks at.
-    fn transformers_4() -> Value {
-        json!({
-            "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4, "head_dim": 64,
-            "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
-            "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
-            "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
-            "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
-            "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
-            "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
-                "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false },
-            "tie_word_embeddings": false, "vocab_size": 201088,
-        })
-    }
-
-    fn transformers_5() -> Value {
-        let mut config = transformers_4();
-        let object = config.as_object_mut().unwrap();
-        for key in ["experts_per_token", "initial_context_length", "rope_theta", "swiglu_limit"] {
-            object.remove(key);
-        }
-        let mut rope = object.remove("rope_scaling").unwrap();
-        rope["rope_theta"] = 150_000.0.into();
-        object.insert("rope_parameters".into(), rope);
-        config
-    }
-
-    fn openai() -> Value {
-        json!({
-            "num_hidden_layers": 24, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088,
-            "hidden_size": 2880, "intermediate_size": 2880, "swiglu_limit": 7.0, "head_dim": 64,
-            "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "initial_context_length": 4096,
-            "rope_theta": 150000, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32,
-        })
-    }
-
-    fn read_json(config: &Value) -> Result<ModelConfig, ConfigFileError> {
-        read(config.to_string().as_bytes())
-    }
-
-    #[test]
-    fn all_three_spellings_are_the_same_model() {
-        let want = crate::checkpoint::tensors::tests::gpt_oss_20b().with("max_seq_len", 131_072);
-        for config in [transformers_4(), transformers_5(), openai()] {
-            assert_eq!(read_json(&config).unwrap(), want);
-        }
-    }
-
-    #[test]
-    fn what_would_be_computed_otherwise_is_refused_with_the_key() {
-        for (pointer, value, message) in [
-            ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gpt_oss\" or \"llama\""),
-            ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
-            ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
-            ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),
-            ("/rope_scaling/truncate", json!(null), "`rope_scaling.truncate` is missing"),
-            ("/rope_scaling/beta_fast", json!(16), "`rope_scaling.beta_fast` is 16.0, expected 32"),
-            (
-                "/rope_scaling/rope_type",
-                json!("linear"),
-                "`rope_scaling.rope_type` is \"linear\", expected \"yarn\" or",
-            ),
-            ("/rope_scaling/factor", json!("32"), "`rope_scaling.factor` is \"32\", expected a number"),
-            ("/head_dim", json!(null), "`head_dim` is missing"),
-            ("/head_dim", json!(64.5), "`head_dim` is 64.5, expected a whole number"),
-            ("/hidden_size", json!(-1), "`hidden_size` is -1, expected 1 to"),
-            ("/hidden_size", json!(u64::MAX), "`hidden_size` is 18446744073709551615, expected a whole number"),
-            ("/quantization_config/quant_method", json!("quark"), "`quantization_config.quant_method` is \"quark\""),
-            ("/quantization_config/quant_method", json!("awq"), "could not read weights that AWQ quantised"),
-            ("/rope_theta", json!(0.5), "`rope_theta` is 0.5"),
-        ] {
-            let mut config = transformers_4();
-            *config.pointer_mut(pointer).unwrap() = value;
-            let error = read_json(&config).unwrap_err();
-            assert!(error.to_string().starts_with(message), "{error}");
-            assert!(error.hint().is_some(), "{error}");
-        }
-        let mut config = transformers_4();
-        config["layer_types"] = json!(vec!["full_attention"; 24]);
-        assert!(read_json(&config).unwrap_err().to_string().starts_with("`layer_types` is [\"full_attention\""));
-        config["layer_types"] = json!(["sliding_attention", "full_attention"].repeat(12));
-        read_json(&config).unwrap();
-    }
-
-    #[test]
-    fn files_that_are_no_config_are_refused() {
-        for (bytes, message) in [
-            (&b"{"[..], "the file is not JSON"),
-            (b"[1]", "the file is not JSON"),
-            (b"{\"a\": \"\xff\"}", "the file is not JSON"),
-            (&b"{\"a\":".repeat(100_000), "the file is not JSON"),
-            (&b" ".repeat(2 << 20), "the file has 2097152 bytes"),
-            (b"{}", "`rope_theta` is missing"),
-        ] {
-            let error = read(bytes).unwrap_err();
-            assert!(error.to_string().starts_with(message), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,6 +1,7 @@
 //! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
-//! [`tensor_parallel`] has those of a part of one.
+//! [`tensor_parallel`] has those of a part of one, [`rope`] what angles are made of.
 
+mod rope;
 pub mod tensor_parallel;
 
 use std::collections::BTreeMap;
@@ -11,7 +12,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use crate::family::check::{self, ATTENTION};
-use crate::family::{self, Dim, Family, FamilyError, Number, RopeScaling, Shape};
+use crate::family::{self, Dim, Family, FamilyError, Number, Shape};
 use expression::{Expression, Scope};
 use hint::Hint;
 
@@ -31,6 +32,8 @@ pub struct ModelConfig {
     others: BTreeMap<&'static str, usize>,
     /// Its numbers that need not be whole.
     numbers: BTreeMap<&'static str, f32>,
+    /// What a file divides each pair's angle by, one by one; empty where none does.
+    rope_divisors: Vec<f32>,
 }
 
 /// Equal dimensions and numbers, in the same family.
@@ -39,6 +42,7 @@ impl PartialEq for ModelConfig {
         std::ptr::eq(self.family, other.family)
             && self.dimensions().eq(other.dimensions())
             && self.numbers == other.numbers
+            && self.rope_divisors == other.rope_divisors
     }
 }
 
@@ -51,6 +55,9 @@ impl Serialize for ModelConfig {
         }
         for (name, value) in &self.numbers {
             map.serialize_entry(name, value)?;
+        }
+        if !self.rope_divisors.is_empty() {
+            map.serialize_entry("rope_divisors", &self.rope_divisors)?;
         }
         map.end()
     }
@@ -148,53 +155,6 @@ impl ModelConfig {
         let attention = statements.iter().find(|statement| statement.op == ATTENTION)?;
         let window = check::window(attention, &Arc::new(family::in_layer(&dims, l)));
         Some(LayerState::Positions { window: (window > 0).then_some(window) })
-    }
-
-    /// The factor on cos and sin: YaRN's `0.1 ln(factor) + 1`, or 1 without scaling (OpenAI's
-    /// `RotaryEmbedding._compute_concentration_and_inv_freq`).
-    pub fn rope_concentration(&self) -> f32 {
-        match &self.family.rope.scaling {
-            RopeScaling::Yarn { factor, .. } if self.number(factor) > 1.0 => 0.1 * self.number(factor).ln() + 1.0,
-            _ => 1.0,
-        }
-    }
-
-    /// The values that rotate in a head.
-    pub fn rope_dim(&self) -> usize {
-        self.dim(&self.family.rope.dim)
-    }
-
-    /// The angle that position 1 turns pair i by, (d / 2) of d values that rotate: `theta^(-2i / d)`, and with YaRN a
-    /// mix of that and of the same divided by the scaling factor. Same reference; all in f32, in the seeds' order.
-    pub fn rope_inv_freq(&self) -> Vec<f32> {
-        let (d, theta) = (self.rope_dim(), self.number(&self.family.rope.theta));
-        let half = d / 2;
-        let freq = |i: usize| theta.powf((2 * i) as f32 / d as f32);
-        let plain = |i: usize| 1.0 / freq(i);
-        let RopeScaling::Yarn { factor, original } = &self.family.rope.scaling else {
-            return (0..half).map(plain).collect();
-        };
-        let (factor, initial_context_length) = (self.number(factor), self.dim(original));
-        if factor <= 1.0 {
-            return (0..half).map(plain).collect();
-        }
-        // The pair that turns `rotations` times within the initial context.
-        let pair = |rotations: f64| {
-            let turns = f64::from(initial_context_length as f32) / (rotations * 2.0 * std::f64::consts::PI);
-            half as f32 * (turns as f32).ln() / theta.ln()
-        };
-        const BETA: f64 = 32.0;
-        const ALPHA: f64 = 1.0;
-        // OpenAI's program refuses a range that leaves [0, d / 2 - 1]; Hugging Face's clamps it, and so do we.
-        let low = pair(BETA).max(0.0);
-        let high = pair(ALPHA).min(d as f32 - 1.0).max(low + 0.001);
-        let mix = |i: usize| {
-            let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
-            let (interpolation, extrapolation) = (1.0 / (factor * freq(i)), plain(i));
-            let mask = 1.0 - ramp;
-            interpolation * (1.0 - mask) + extrapolation * mask
-        };
-        (0..half).map(mix).collect()
     }
 }
 
@@ -322,6 +282,7 @@ impl ModelConfig {
             max_seq_len: take("max_seq_len"),
             others: dims,
             numbers,
+            rope_divisors: Vec::new(),
         })
     }
 

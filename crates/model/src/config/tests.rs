@@ -23,3 +23,30 @@ fn dimensions_that_do_not_fit_each_other_are_told() {
     assert_eq!(said(&[("head_dim", 63.0)]), "`head_dim` is 63, not a multiple of 2");
     assert_eq!(said(&[("vocab_size", 0.0)]), "`vocab_size` is 0, expected 1 to 16777216");
 }
+
+/// Angles that transformers 5.23 computes of Llama 3.2's configuration, and of a linear factor of 4 in its place.
+#[test]
+fn angles_of_stretched_contexts_are_those_of_transformers() {
+    let shape = NamedShape::all().iter().find(|shape| shape.name() == "llama-3.2-1b").unwrap();
+    let check = |config: ModelConfig, expected: &[(usize, f32)]| {
+        let found = config.rope_inv_freq();
+        assert_eq!((found.len(), config.rope_concentration()), (32, 1.0));
+        for &(i, angle) in expected {
+            assert!((found[i] - angle).abs() <= 1e-6 * angle, "{i}: {} and not {angle}", found[i]);
+        }
+    };
+    let llama3 = [
+        (0, 1.0),
+        (1, 0.663_601_3),
+        (14, 3.211_446e-3),
+        (15, 1.290_548e-3),
+        (16, 4.295_567e-4),
+        (17, 9.708_286e-5),
+        (18, 1.946_164e-5),
+        (31, 9.418_306e-8),
+    ];
+    check(shape.config(None), &llama3);
+    let linear = shape.config_with(&[("original_context_length", 0.0), ("rope_factor", 4.0)]);
+    check(linear.clone(), &[(0, 0.25), (1, 0.165_900_3), (31, 7.534_645e-7)]);
+    check(linear.with_rope_divisors(vec![2.0; 32]), &[(0, 0.125), (31, 3.767_323e-7)]);
+}

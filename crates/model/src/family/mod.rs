@@ -77,6 +77,8 @@ pub(crate) struct Rope {
     pub(crate) dim: String,
     /// What stretches the context.
     pub(crate) scaling: RopeScaling,
+    /// The tensor of GGUF files, if there is one, by which each pair's angle is divided.
+    pub(crate) divisors: Option<String>,
 }
 
 /// What stretches the context beyond the one that a model was trained with.
@@ -91,6 +93,28 @@ pub(crate) enum RopeScaling {
         /// The dimension that is the context's length before it.
         original: String,
     },
+    /// As Llama 3.1 does: pairs that turn seldom within the context's length before it, slow down by a factor. Where
+    /// that length is 0 all do, which is linear scaling; where the factor is 1 none does.
+    Llama3 {
+        /// The number that is its factor.
+        factor: String,
+        /// The number of turns below which pairs slow down by all of it.
+        low: String,
+        /// The number of turns from which on pairs stay.
+        high: String,
+        /// The dimension that is the context's length before it.
+        original: String,
+    },
+}
+
+impl RopeScaling {
+    /// The number that is the factor, and the dimension that is the context's length before it.
+    pub(crate) fn factor_and_original(&self) -> Option<(&String, &String)> {
+        match self {
+            Self::None => None,
+            Self::Yarn { factor, original } | Self::Llama3 { factor, original, .. } => Some((factor, original)),
+        }
+    }
 }
 
 /// A dimension of a model.
@@ -107,6 +131,8 @@ pub struct Dim {
     pub(crate) gguf: Vec<String>,
     /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
     pub(crate) gguf_lacks: Option<String>,
+    /// It is 1 for GGUF files that have this tensor, and 0 for those that lack it.
+    pub(crate) gguf_has: Option<String>,
     /// What `null` means in `config.json`; elsewhere that is as good as nothing.
     pub(crate) null: Option<i64>,
     /// What it is where a file does not say: uses dimensions that have no default.

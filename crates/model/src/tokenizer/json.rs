@@ -14,17 +14,20 @@ use super::split::{GPT2, Split};
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
 
-/// Reads a file: its lists, and its way of splitting unless another was chosen.
-pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Split), BpeError> {
+/// Reads a file: its lists, its way of splitting unless another was chosen, and whether it composes characters before.
+pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Split, bool), BpeError> {
     if bytes.len() > MAX_BYTES {
         return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES });
     }
     let file: File = serde_json::from_slice(bytes).map_err(BpeError::Json)?;
     file.model.check()?;
-    let has_normalizer = file.normalizer.as_ref().is_some_and(|normalizer| !is_empty(normalizer));
-    if let (true, Some(normalizer)) = (has_normalizer, &file.normalizer) {
-        return Err(unsupported("normalizer", "null", normalizer));
-    }
+    let composes = match &file.normalizer {
+        Some(normalizer) if normalizer["type"] == "NFC" => true,
+        Some(normalizer) if !is_empty(normalizer) => {
+            return Err(unsupported("normalizer", "null or NFC", normalizer));
+        }
+        _ => false,
+    };
     let split = match split {
         Some(split) => split,
         None => split_of_pre_tokenizer(&file.pre_tokenizer)?,
@@ -50,7 +53,7 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
         Some(unknown) if spelled.lacks_a_byte() => {
             Err(unsupported("model.unk_token", "null where a byte has no token", &Value::from(unknown)))
         }
-        _ => Ok((spelled, split)),
+        _ => Ok((spelled, split, composes)),
     }
 }
 

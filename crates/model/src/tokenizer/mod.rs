@@ -16,6 +16,7 @@ pub mod split;
 pub mod stream;
 mod vocabulary;
 
+use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,6 +27,8 @@ use hint::Hint;
 use system::git_lfs::{self, Pointer};
 
 use bpe::BpeError;
+use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
+
 use limit::Limit;
 use split::Split;
 use vocabulary::Vocabulary;
@@ -35,6 +38,8 @@ use vocabulary::Vocabulary;
 pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
     split: Split,
+    /// Whether characters are composed (Unicode's NFC) before text is split.
+    composes: bool,
 }
 
 /// Why text or ids could not be converted, or a tokenizer not be read.
@@ -164,7 +169,7 @@ impl Hint for TokenizerError {
 
 impl Tokenizer {
     fn new(vocabulary: impl Into<Arc<Vocabulary>>, split: Split) -> Self {
-        Self { vocabulary: vocabulary.into(), split }
+        Self { vocabulary: vocabulary.into(), split, composes: false }
     }
 
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
@@ -197,8 +202,8 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Bpe`].
     pub fn from_json(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
-        let (spelled, split) = json::read(&bytes, split)?;
-        Self::from_spelled(spelled, vocab_size, split)
+        let (spelled, split, composes) = json::read(&bytes, split)?;
+        Ok(Self { composes, ..Self::from_spelled(spelled, vocab_size, split)? })
     }
 
     /// Reads a `tokenizer.bin`, as [`Self::from_file`] does.
@@ -311,7 +316,9 @@ impl Tokenizer {
             with_words => {
                 let text = str::from_utf8(text)
                     .map_err(|error| TokenizerError::NotUtf8 { offset: offset + error.valid_up_to() })?;
-                split::words(with_words, text, |word| merge::encode_word(vocabulary, word, ids, check))
+                let is_composed = !self.composes || is_nfc_quick(text.chars()) == IsNormalized::Yes;
+                let text = if is_composed { Cow::Borrowed(text) } else { Cow::Owned(text.nfc().collect::<String>()) };
+                split::words(with_words, &text, |word| merge::encode_word(vocabulary, word, ids, check))
             }
         }
     }

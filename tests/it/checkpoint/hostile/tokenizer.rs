@@ -20,8 +20,8 @@ fn files_that_are_no_tokenizer_of_gpt_oss_are_refused() {
         (whole.replacen("\"BPE\"", "\"Unigram\"", 1), "`model.type` is \"Unigram\", expected \"BPE\""),
         (whole.replacen("\\\\p{N}{1,3}", "\\\\p{N}{1,2}", 1), "`pre_tokenizer` is {"),
         (
-            whole.replacen("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFC\"}", 1),
-            "`normalizer` is {\"type\":\"NFC\"}",
+            whole.replacen("\"normalizer\": null", "\"normalizer\": {\"type\": \"NFKC\"}", 1),
+            "`normalizer` is {\"type\":\"NFKC\"}",
         ),
         (whole.replacen("\"byte_fallback\": false", "\"byte_fallback\": true", 1), "`model.byte_fallback` is true"),
         (whole.replacen("\"lstrip\": false", "\"lstrip\": true", 1), "`added_tokens` is"),

@@ -6,6 +6,8 @@ use bytes::Bytes;
 use super::value::{Array, Value};
 use super::{ARCHITECTURE, Gguf, GgufError, OLLAMA};
 use crate::checkpoint::assembly::{self, assemble};
+use crate::checkpoint::inventory::{Mismatch, Mismatches};
+use crate::checkpoint::stored::Number as StoredNumber;
 use crate::checkpoint::{Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource};
 use crate::config::{ModelConfig, dimension};
 use crate::family::check::EMBEDDING;
@@ -32,8 +34,11 @@ pub struct GgufTokenizer {
 /// # Errors
 /// What is wrong with it: [`CheckpointError::Gguf`], [`CheckpointError::Config`], [`CheckpointError::Tensors`].
 pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, CheckpointError> {
-    let file = Gguf::read(bytes)?;
-    let config = config(&file)?;
+    let mut file = Gguf::read(bytes)?;
+    let mut config = config(&file)?;
+    if let Some(divisors) = rope_divisors(&mut file, &config)? {
+        config = config.with_rope_divisors(divisors);
+    }
     let tokenizer = tokenizer(&file)?.map(TokenizerSource::Gguf);
     let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
     let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
@@ -64,9 +69,7 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
         _ => own.dimension(dim),
     };
     let number = |number: &'static Number| {
-        if let RopeScaling::Yarn { factor, .. } = &family.rope.scaling
-            && number.name == *factor
-        {
+        if family.rope.scaling.factor_and_original().is_some_and(|(factor, _)| number.name == *factor) {
             return Ok(Some(scaling.unwrap_or(1.0)));
         }
         for key in &number.gguf {
@@ -85,6 +88,24 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
     config.check()?;
     check_constants(&own, &config)?;
     Ok(config)
+}
+
+/// What angles are divided by, if the family names a tensor for it and the file has it.
+fn rope_divisors(file: &mut Gguf, config: &ModelConfig) -> Result<Option<Vec<f32>>, CheckpointError> {
+    let Some(name) = config.family.rope.divisors.as_ref().filter(|name| file.tensors.get(name).is_some()) else {
+        return Ok(None);
+    };
+    // What is wrong with its shape is told with what is wrong with other tensors.
+    let Some(stored) = file.tensors.take_plain(name.clone(), &[config.rope_dim() / 2]) else { return Ok(None) };
+    let divisors: Vec<f32> = stored.bytes.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let found = match stored.number() {
+        Some(StoredNumber::F32) if divisors.iter().all(|divisor| divisor.is_finite() && *divisor > 0.0) => {
+            return Ok(Some(divisors));
+        }
+        Some(StoredNumber::F32) => "F32 of which some is not",
+        _ => stored.stored.name,
+    };
+    Err(Mismatches(vec![Mismatch::Type { name: name.clone(), expected: "F32 above 0", found }]).into())
 }
 
 fn max_seq_len(family: &'static Family) -> &'static Dim {
@@ -205,22 +226,30 @@ impl Own<'_> {
         self.file.metadata.get(&self.key(name))
     }
 
-    /// YaRN's factor, where positions are scaled.
+    /// The factor, where positions are scaled by one.
     fn rope_scaling(&self) -> Result<Option<f32>, GgufError> {
         let key = self.key("rope.scaling.type");
-        let takes_yarn = self.family.rope.scaling != RopeScaling::None;
+        let expected = match self.family.rope.scaling {
+            RopeScaling::None => "none",
+            RopeScaling::Yarn { .. } => "yarn or none",
+            RopeScaling::Llama3 { .. } => "linear or none",
+        };
         // Ollama's converter names no type where it has a factor.
         let unnamed = self.architecture == OLLAMA && self.get("rope.scaling.factor").is_some();
         match self.file.text(&key)?.or(unnamed.then_some("yarn")) {
-            None | Some("none") => Ok(None),
-            Some("yarn") if takes_yarn => {
+            Some("none") => Ok(None),
+            // Linear is what llama.cpp takes where no type is named; older files have another key, and 0 is none.
+            None | Some("linear") if expected.starts_with("linear") => {
+                let older = self.float("rope.scale_linear")?;
+                let factor = self.float("rope.scaling.factor")?.or(older);
+                Ok(factor.filter(|factor| *factor != 0.0).map(|factor| factor as f32))
+            }
+            None => Ok(None),
+            Some("yarn") if expected.starts_with("yarn") => {
                 let factor = self.float("rope.scaling.factor")?;
                 Ok(Some(factor.ok_or_else(|| self.missing("rope.scaling.factor"))? as f32))
             }
-            Some(other) => {
-                let expected = if takes_yarn { "yarn or none" } else { "none" };
-                Err(refused(&key, expected, &Value::Text(other.into())))
-            }
+            Some(other) => Err(refused(&key, expected, &Value::Text(other.into()))),
         }
     }
 
@@ -228,6 +257,9 @@ impl Own<'_> {
     fn dimension(&self, dim: &'static Dim) -> Result<Option<usize>, CheckpointError> {
         if let Some(lacked) = &dim.gguf_lacks {
             return Ok(Some(usize::from(self.file.tensors.get(lacked).is_none())));
+        }
+        if let Some(had) = &dim.gguf_has {
+            return Ok(Some(usize::from(self.file.tensors.get(had).is_some())));
         }
         let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
             let embedding = self.family.tensor(EMBEDDING).filter(|_| dim.name == "vocab_size");

@@ -148,7 +148,7 @@ impl File {
     }
 
     fn rope(&self, table: &Spanned<RopeTable>, numbers: &[Number]) -> Result<Rope, FamilyError> {
-        let RopeTable { theta, dim, scaling, factor, original } = table.get_ref();
+        let RopeTable { theta, dim, scaling, factor, low, high, original, divisors } = table.get_ref();
         let number = |name: &String| match numbers.iter().any(|number| number.name == *name) {
             true => Ok(name.clone()),
             false => Err(self.wrong(table, name, "one of the [numbers]", "no such name")),
@@ -157,17 +157,24 @@ impl File {
             true => Ok(name.clone()),
             false => Err(self.wrong(table, name, "one of the [dims]", "no such name")),
         };
-        let scaling = match (scaling, factor, original) {
-            (ScalingName::None, None, None) => RopeScaling::None,
-            (ScalingName::Yarn, Some(factor), Some(original)) => {
+        let scaling = match (scaling, factor, original, low, high) {
+            (ScalingName::None, None, None, None, None) => RopeScaling::None,
+            (ScalingName::Yarn, Some(factor), Some(original), None, None) => {
                 RopeScaling::Yarn { factor: number(factor)?, original: dimension(original)? }
             }
+            (ScalingName::Llama3, Some(factor), Some(original), Some(low), Some(high)) => RopeScaling::Llama3 {
+                factor: number(factor)?,
+                low: number(low)?,
+                high: number(high)?,
+                original: dimension(original)?,
+            },
             _ => {
-                let expected = "`scaling = \"yarn\"` with `factor` and `original`, or none of the three";
+                let expected = "`scaling = \"yarn\"` with `factor` and `original`, `\"llama3\"` with these, `low` and \
+                                `high`, or none of them";
                 return Err(self.wrong(table, "rope", expected, "something else"));
             }
         };
-        Ok(Rope { theta: number(theta)?, dim: dimension(dim)?, scaling })
+        Ok(Rope { theta: number(theta)?, dim: dimension(dim)?, scaling, divisors: divisors.clone() })
     }
 
     fn forward(
@@ -203,7 +210,7 @@ impl File {
 
     /// - `given`: the dimensions that have no default
     fn dim(&self, name: &str, table: &Spanned<DimTable>, given: &[String]) -> Result<Dim, FamilyError> {
-        let &DimTable { min, max, null, ref json, ref gguf, ref gguf_lacks, .. } = table.get_ref();
+        let &DimTable { min, max, null, ref json, ref gguf, ref gguf_lacks, ref gguf_has, .. } = table.get_ref();
         let DimTable { default, at_most, multiple_of, .. } = table.get_ref();
         // Shapes are products of a few, in 64 bits.
         if max > MAX_LAYERS && name == "num_hidden_layers" {
@@ -223,6 +230,7 @@ impl File {
             json: json.list(),
             gguf: gguf.list(),
             gguf_lacks: gguf_lacks.clone(),
+            gguf_has: gguf_has.clone(),
             null,
             default: self.whole(default, given)?,
             at_most: self.whole(at_most, &self.dims)?,

@@ -38,7 +38,10 @@ pub(super) struct RopeTable {
     #[serde(default)]
     pub(crate) scaling: ScalingName,
     pub(crate) factor: Option<String>,
+    pub(crate) low: Option<String>,
+    pub(crate) high: Option<String>,
     pub(crate) original: Option<String>,
+    pub(crate) divisors: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -47,6 +50,7 @@ pub(super) enum ScalingName {
     #[default]
     None,
     Yarn,
+    Llama3,
 }
 
 #[derive(Deserialize)]
@@ -77,6 +81,7 @@ pub(super) struct DimTable {
     #[serde(default)]
     pub(crate) gguf: Keys,
     pub(crate) gguf_lacks: Option<String>,
+    pub(crate) gguf_has: Option<String>,
     pub(crate) null: Option<i64>,
     pub(crate) default: Option<Spanned<Whole>>,
     pub(crate) at_most: Option<Spanned<Whole>>,

@@ -1,0 +1,156 @@
+//! Dimensions out of a `config.json`, and what is refused.
+
+use serde_json::json;
+
+use super::*;
+
+/// What openai/gpt-oss-20b has, as transformers 4 wrote it, without what no reader looks at.
+fn transformers_4() -> Value {
+    json!({
+        "architectures": ["GptOssForCausalLM"], "attention_bias": true, "experts_per_token": 4, "head_dim": 64,
+        "hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880,
+        "max_position_embeddings": 131072, "model_type": "gpt_oss", "num_attention_heads": 64,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8, "num_local_experts": 32,
+        "quantization_config": { "modules_to_not_convert": ["lm_head"], "quant_method": "mxfp4" },
+        "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128, "swiglu_limit": 7.0,
+        "rope_scaling": { "beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "truncate": false },
+        "tie_word_embeddings": false, "vocab_size": 201088,
+    })
+}
+
+fn transformers_5() -> Value {
+    let mut config = transformers_4();
+    let object = config.as_object_mut().unwrap();
+    for key in ["experts_per_token", "initial_context_length", "rope_theta", "swiglu_limit"] {
+        object.remove(key);
+    }
+    let mut rope = object.remove("rope_scaling").unwrap();
+    rope["rope_theta"] = 150_000.0.into();
+    object.insert("rope_parameters".into(), rope);
+    config
+}
+
+fn openai() -> Value {
+    json!({
+        "num_hidden_layers": 24, "num_experts": 32, "experts_per_token": 4, "vocab_size": 201088,
+        "hidden_size": 2880, "intermediate_size": 2880, "swiglu_limit": 7.0, "head_dim": 64,
+        "num_attention_heads": 64, "num_key_value_heads": 8, "sliding_window": 128, "initial_context_length": 4096,
+        "rope_theta": 150000, "rope_scaling_factor": 32.0, "rope_ntk_alpha": 1, "rope_ntk_beta": 32,
+    })
+}
+
+fn read_json(config: &Value) -> Result<ModelConfig, ConfigFileError> {
+    read(config.to_string().as_bytes())
+}
+
+#[test]
+fn all_three_spellings_are_the_same_model() {
+    let want = crate::checkpoint::tensors::tests::gpt_oss_20b().with("max_seq_len", 131_072);
+    for config in [transformers_4(), transformers_5(), openai()] {
+        assert_eq!(read_json(&config).unwrap(), want);
+    }
+}
+
+#[test]
+fn what_would_be_computed_otherwise_is_refused_with_the_key() {
+    for (pointer, value, message) in [
+        ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gpt_oss\" or \"llama\""),
+        ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
+        ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
+        ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),
+        ("/rope_scaling/truncate", json!(null), "`rope_scaling.truncate` is missing"),
+        ("/rope_scaling/beta_fast", json!(16), "`rope_scaling.beta_fast` is 16.0, expected 32"),
+        ("/rope_scaling/rope_type", json!("linear"), "`rope_scaling.rope_type` is \"linear\", expected \"yarn\" or"),
+        ("/rope_scaling/factor", json!("32"), "`rope_scaling.factor` is \"32\", expected a number"),
+        ("/head_dim", json!(null), "`head_dim` is missing"),
+        ("/head_dim", json!(64.5), "`head_dim` is 64.5, expected a whole number"),
+        ("/hidden_size", json!(-1), "`hidden_size` is -1, expected 1 to"),
+        ("/hidden_size", json!(u64::MAX), "`hidden_size` is 18446744073709551615, expected a whole number"),
+        ("/quantization_config/quant_method", json!("quark"), "`quantization_config.quant_method` is \"quark\""),
+        ("/quantization_config/quant_method", json!("awq"), "could not read weights that AWQ quantised"),
+        ("/rope_theta", json!(0.5), "`rope_theta` is 0.5"),
+    ] {
+        let mut config = transformers_4();
+        *config.pointer_mut(pointer).unwrap() = value;
+        let error = read_json(&config).unwrap_err();
+        assert!(error.to_string().starts_with(message), "{error}");
+        assert!(error.hint().is_some(), "{error}");
+    }
+    let mut config = transformers_4();
+    config["layer_types"] = json!(vec!["full_attention"; 24]);
+    assert!(read_json(&config).unwrap_err().to_string().starts_with("`layer_types` is [\"full_attention\""));
+    config["layer_types"] = json!(["sliding_attention", "full_attention"].repeat(12));
+    read_json(&config).unwrap();
+}
+
+#[test]
+fn files_that_are_no_config_are_refused() {
+    for (bytes, message) in [
+        (&b"{"[..], "the file is not JSON"),
+        (b"[1]", "the file is not JSON"),
+        (b"{\"a\": \"\xff\"}", "the file is not JSON"),
+        (&b"{\"a\":".repeat(100_000), "the file is not JSON"),
+        (&b" ".repeat(2 << 20), "the file has 2097152 bytes"),
+        (b"{}", "`rope_theta` is missing"),
+    ] {
+        let error = read(bytes).unwrap_err();
+        assert!(error.to_string().starts_with(message), "{error}");
+    }
+}
+
+fn dense(model_type: &str, more: Value) -> Value {
+    let mut config = json!({
+        "model_type": model_type, "hidden_act": "silu", "hidden_size": 48, "intermediate_size": 72, "vocab_size": 101,
+        "num_hidden_layers": 4, "num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-6, "rope_theta": 10_000.0,
+    });
+    config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    config
+}
+
+#[test]
+fn layers_have_the_windows_that_transformers_gives_them() {
+    let windows = |model_type: &str, more: Value| -> Vec<Option<usize>> {
+        let config = read_json(&dense(model_type, more)).unwrap();
+        (0..4).map(|l| config.window(l)).collect()
+    };
+    let qwen2 = |uses: bool| json!({"use_sliding_window": uses, "sliding_window": 7, "max_window_layers": 3});
+    assert_eq!(windows("qwen2", qwen2(false)), [None; 4]);
+    assert_eq!(windows("qwen2", qwen2(true)), [None, None, None, Some(7)]);
+    assert_eq!(windows("qwen2", json!({"sliding_window": 7})), [None; 4]);
+    assert_eq!(windows("mistral", json!({"sliding_window": 5})), [Some(5); 4]);
+    assert_eq!(windows("mistral", json!({"sliding_window": null})), [None; 4]);
+    assert_eq!(windows("mistral", json!({})), [Some(4096); 4]);
+    // Where layers are named, they must be those.
+    let mut other = dense("qwen2", qwen2(true));
+    other["layer_types"] = json!(vec!["sliding_attention"; 4]);
+    assert!(read_json(&other).unwrap_err().to_string().starts_with("`layer_types` is"));
+}
+
+#[test]
+fn scaled_positions_are_computed_or_refused_by_their_name() {
+    let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
+        "original_max_position_embeddings": 64});
+    let old = read_json(&dense("llama", json!({"rope_scaling": llama3}))).unwrap();
+    let mut new = llama3.clone();
+    new["rope_theta"] = 10_000.0.into();
+    assert_eq!(read_json(&dense("llama", json!({"rope_parameters": new}))).unwrap(), old);
+    assert_eq!((old.number("rope_factor"), old.dim("original_context_length")), (8.0, 64));
+    assert_eq!(read_json(&dense("llama", json!({"rope_scaling": null}))).unwrap().number("rope_factor"), 1.0);
+    let refused = |model_type, key: &str, value: Value| {
+        let mut scaling = llama3.clone();
+        scaling[key] = value;
+        read_json(&dense(model_type, json!({"rope_scaling": scaling}))).unwrap_err().to_string()
+    };
+    for (key, value, message) in [
+        ("rope_type", json!("dynamic"), "`rope_scaling.rope_type` is \"dynamic\", expected \"default\", \"linear\" or"),
+        ("factor", json!(0), "`rope_factor` is 0, expected a finite number above 0"),
+        ("high_freq_factor", json!(1), "`rope_scaling.high_freq_factor` is 1.0, expected more than 1"),
+        ("low_freq_factor", json!(null), "`rope_scaling.low_freq_factor` is missing"),
+    ] {
+        let error = refused("llama", key, value);
+        assert!(error.starts_with(message), "{error}");
+    }
+    assert!(refused("qwen2", "factor", json!(8)).contains("expected \"default\""));
+}

@@ -1,0 +1,84 @@
+//! How positions become angles: what the family's file names in `[rope]`, as numbers.
+
+use std::f32::consts::TAU;
+
+use super::ModelConfig;
+use crate::family::RopeScaling;
+
+impl ModelConfig {
+    /// The same model with angles divided, pair by pair, as a file has it that holds no more than that of its scaling.
+    ///
+    /// - `divisors`: above 0, a pair each: [`Self::rope_dim`] / 2
+    pub(crate) fn with_rope_divisors(self, divisors: Vec<f32>) -> Self {
+        Self { rope_divisors: divisors, ..self }
+    }
+
+    /// The factor on cos and sin: YaRN's `0.1 ln(factor) + 1`, or 1 without scaling (OpenAI's
+    /// `RotaryEmbedding._compute_concentration_and_inv_freq`).
+    pub fn rope_concentration(&self) -> f32 {
+        match &self.family.rope.scaling {
+            RopeScaling::Yarn { factor, .. } if self.number(factor) > 1.0 => 0.1 * self.number(factor).ln() + 1.0,
+            _ => 1.0,
+        }
+    }
+
+    /// The values that rotate in a head.
+    pub fn rope_dim(&self) -> usize {
+        self.dim(&self.family.rope.dim)
+    }
+
+    /// The angle that position 1 turns pair i by, (d / 2) of d values that rotate: `theta^(-2i / d)`, less where the
+    /// context is stretched.
+    pub fn rope_inv_freq(&self) -> Vec<f32> {
+        let mut angles = match &self.family.rope.scaling {
+            RopeScaling::Yarn { factor, original } if self.number(factor) > 1.0 => {
+                self.yarn(self.number(factor), self.dim(original))
+            }
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                let [factor, low, high] = [factor, low, high].map(|name| self.number(name));
+                // Of a pair's angle, what is kept whole: nothing below `low` turns, all from `high` on.
+                let kept = |angle: f32| {
+                    let turns = self.dim(original) as f32 * angle / TAU;
+                    ((turns - low) / (high - low).max(f32::MIN_POSITIVE)).clamp(0.0, 1.0)
+                };
+                let slowed = |angle: f32| (1.0 - kept(angle)) * angle / factor + kept(angle) * angle;
+                self.plain().into_iter().map(slowed).collect()
+            }
+            RopeScaling::None | RopeScaling::Yarn { .. } => self.plain(),
+        };
+        angles.iter_mut().zip(&self.rope_divisors).for_each(|(angle, divisor)| *angle /= divisor);
+        angles
+    }
+
+    /// The inverse of the angle that position 1 turns pair i by, where nothing stretches the context.
+    fn freq(&self, i: usize) -> f32 {
+        self.number(&self.family.rope.theta).powf((2 * i) as f32 / self.rope_dim() as f32)
+    }
+
+    fn plain(&self) -> Vec<f32> {
+        (0..self.rope_dim() / 2).map(|i| 1.0 / self.freq(i)).collect()
+    }
+
+    /// A mix of plain angles and of these divided by the scaling factor. OpenAI's too; all in f32, in its order.
+    fn yarn(&self, factor: f32, initial_context_length: usize) -> Vec<f32> {
+        let (d, theta) = (self.rope_dim(), self.number(&self.family.rope.theta));
+        let half = d / 2;
+        // The pair that turns `rotations` times within the initial context.
+        let pair = |rotations: f64| {
+            let turns = f64::from(initial_context_length as f32) / (rotations * 2.0 * std::f64::consts::PI);
+            half as f32 * (turns as f32).ln() / theta.ln()
+        };
+        const BETA: f64 = 32.0;
+        const ALPHA: f64 = 1.0;
+        // OpenAI's program refuses a range that leaves [0, d / 2 - 1]; Hugging Face's clamps it, and so do we.
+        let low = pair(BETA).max(0.0);
+        let high = pair(ALPHA).min(d as f32 - 1.0).max(low + 0.001);
+        let mix = |i: usize| {
+            let ramp = ((i as f32 - low) / (high - low)).clamp(0.0, 1.0);
+            let (interpolation, extrapolation) = (1.0 / (factor * self.freq(i)), 1.0 / self.freq(i));
+            let mask = 1.0 - ramp;
+            interpolation * (1.0 - mask) + extrapolation * mask
+        };
+        (0..half).map(mix).collect()
+    }
+}

@@ -1,0 +1,126 @@
+//! Models of other families than gpt-oss (`tests/fixtures/families`): logits and tokens are those of transformers.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use gpu::host::HostDriver;
+use model::checkpoint::Checkpoint;
+use model::checkpoint::layout::Layout;
+
+use super::hostile::gguf::{File, key, tensor, text};
+use super::hostile::refused;
+use crate::fixtures::program::{argument, file, parse_ids, repository, run};
+use crate::graph::forward::{MIXED, drain, greedy, load_checkpoint};
+
+/// The folders, and what is a model in each: the folder itself, or a file of it.
+const MODELS: [(&str, &str); 8] = [
+    ("qwen2", "."),
+    ("qwen2", "model.gguf"),
+    ("qwen2-window", "."),
+    ("llama3", "."),
+    ("llama3", "model.gguf"),
+    ("mistral", "."),
+    ("qwen3", "."),
+    ("qwen3", "model.gguf"),
+];
+
+fn path(folder: &str, name: &str) -> PathBuf {
+    repository().join("tests/fixtures/families").join(folder).join(name)
+}
+
+fn open(path: &Path) -> Checkpoint {
+    Checkpoint::open(path, Layout::Auto).unwrap_or_else(|error| panic!("{}: {error:?}", path.display()))
+}
+
+#[test]
+fn logits_of_every_family_are_those_of_transformers() {
+    for (folder, model) in MODELS {
+        let [model, ids, logits] = [model, "ids.txt", "logits.npy"].map(|name| argument(&path(folder, name)));
+        let args = ["logits", &model, "--ids", &ids, "--expect", &logits, "--device", "cpu"];
+        run(&[&args[..], &["--precision", "f32", "--rtol", "0", "--atol", "2e-4"]].concat()).ok();
+    }
+}
+
+/// Three sequences at a time, five rows in a step: windows go round, and positions of several are in one step.
+#[test]
+fn greedy_tokens_of_every_family_are_those_of_transformers() {
+    for (folder, model) in MODELS.into_iter().filter(|(_, model)| *model == ".") {
+        let lines = |name| parse_ids(&fs::read_to_string(path(folder, name)).expect("a fixture"));
+        let driver = Arc::new(HostDriver::new(MIXED.threads).expect("threads"));
+        let mut engine = load_checkpoint(driver, &open(&path(folder, model)), 128, MIXED).expect("loads");
+        let answers = lines("greedy.txt");
+        let submit =
+            |(prompt, answer): (&Vec<u32>, &Vec<u32>)| engine.submit(greedy(prompt, answer.len(), &[])).expect("fits");
+        let requests: Vec<_> = lines("ids.txt").iter().zip(&answers).map(submit).collect();
+        let finished = drain(&mut engine);
+        for (request, answer) in requests.iter().zip(&answers) {
+            assert_eq!(&finished[request].0, answer, "{folder}");
+        }
+    }
+}
+
+/// A Llama of one layer and of zeros, with these keys more and, if there are any, these divisors of its two pairs.
+fn llama(keys: &[(&str, u32, &[u8])], divisors: Option<[f32; 2]>) -> Vec<u8> {
+    const U32: u32 = 4;
+    const F32: u32 = 6;
+    const STRING: u32 = 8;
+    let mut gguf = File::default().key(key("general.architecture", STRING, &text(b"llama")));
+    for (name, value) in [
+        ("context_length", 64_u32),
+        ("block_count", 1),
+        ("embedding_length", 4),
+        ("feed_forward_length", 4),
+        ("attention.head_count", 1),
+    ] {
+        gguf = gguf.key(key(&format!("llama.{name}"), U32, &value.to_le_bytes()));
+    }
+    for (name, kind, value) in
+        [("attention.layer_norm_rms_epsilon", F32, &1e-5_f32.to_le_bytes()[..])].iter().chain(keys)
+    {
+        gguf = gguf.key(key(&format!("llama.{name}"), *kind, value));
+    }
+    let mut data = Vec::new();
+    let vectors = ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"].map(|name| (name, &[4_u64][..]));
+    let matrices = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
+    let matrices = matrices.map(|name| (format!("blk.0.{name}"), &[4_u64, 4][..]));
+    let all = vectors.map(|(name, shape)| (name.to_owned(), shape)).into_iter().chain(matrices);
+    for (name, shape) in all.chain([("token_embd".to_owned(), &[4, 4][..])]) {
+        gguf = gguf.tensor(tensor(&format!("{name}.weight"), shape, 0, data.len() as u64));
+        let size: u64 = shape.iter().product::<u64>() * 4;
+        data.resize(data.len() + size.next_multiple_of(32) as usize, 0);
+    }
+    if let Some(divisors) = divisors {
+        gguf = gguf.tensor(tensor("rope_freqs.weight", &[2], 0, data.len() as u64));
+        data.extend(divisors.map(f32::to_le_bytes).concat());
+    }
+    gguf.with_data(data).bytes()
+}
+
+#[test]
+fn gguf_says_how_positions_are_stretched_by_keys_or_by_a_tensor() {
+    const F32: u32 = 6;
+    const STRING: u32 = 8;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let written = |bytes: &[u8]| PathBuf::from(file(folder.path(), "model.gguf", bytes));
+    let angles = |keys: &[(&str, u32, &[u8])], divisors| open(&written(&llama(keys, divisors))).config.rope_inv_freq();
+    let plain = [1.0, 0.01]; // 10000^(-2 / 4)
+    let four = 4_f32.to_le_bytes();
+    let [linear, none, yarn] = [&b"linear"[..], b"none", b"yarn"].map(text);
+    assert_eq!(angles(&[], None), plain);
+    // llama.cpp takes a factor for linear where no type is named, and one of 0 for none.
+    assert_eq!(angles(&[("rope.scaling.factor", F32, &four)], None), [0.25, 0.0025]);
+    assert_eq!(
+        angles(&[("rope.scaling.type", STRING, &linear), ("rope.scale_linear", F32, &four)], None),
+        [0.25, 0.0025]
+    );
+    assert_eq!(angles(&[("rope.scaling.type", STRING, &none), ("rope.scaling.factor", F32, &four)], None), plain);
+    assert_eq!(angles(&[("rope.scaling.factor", F32, &[0; 4])], None), plain);
+    assert_eq!(angles(&[], Some([1.0, 8.0])), [1.0, 0.00125]);
+    assert_eq!(angles(&[("rope.scaling.factor", F32, &four)], Some([1.0, 2.0])), [0.25, 0.00125]);
+    refused(&written(&llama(&[("rope.scaling.type", STRING, &yarn)], None)), "is `yarn`, expected linear or none");
+    refused(
+        &written(&llama(&[], Some([1.0, 0.0]))),
+        "`rope_freqs.weight` consists of F32 of which some is not, expected F32 above 0",
+    );
+}
