@@ -290,8 +290,18 @@ impl Report<'_> {
 
     /// Whole steps, with each time that a launch may take.
     fn print_steps(&self, output: &Output) -> anyhow::Result<()> {
-        const RIGHT: [&str; 9] =
-            ["batch", "context", "GB", "launches", "us a launch", "ms/step", "tok/s", "limit tok/s", "% of limit"];
+        const RIGHT: [&str; 10] = [
+            "batch",
+            "context",
+            "GB",
+            "launches",
+            "us a launch",
+            "ms/step",
+            "tok/s",
+            "limit tok/s",
+            "% of limit",
+            "less error",
+        ];
         let cells = self.steps.iter().flat_map(|step| {
             LAUNCHES_US.iter().map(|&launch_us| {
                 let (tok_per_s, limit) = (step.tok_per_s(launch_us), step.limit_tok_per_s(self.product));
