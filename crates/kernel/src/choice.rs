@@ -392,4 +392,43 @@ mod tests {
             assert_eq!(never_asked_for(&library, &tables, &target), Vec::<String>::new(), "{}", target.arch);
         }
     }
+
+    #[test]
+    fn a_row_that_would_change_what_is_computed_is_passed_over_with_a_warning() {
+        let row = r#"
+            provenance.hand = { kind = "hand", date = "2026-11-22", method = "judgement" }
+            [[rows]]
+            op = "attention"
+            use = "attention/decode"
+            params = { causal = 0 }
+            provenance = "hand"
+        "#;
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let template = library.template("attention/decode", crate::target::Language::Hip).expect("built in").clone();
+        let target = Target::gpu("gfx1100").expect("known");
+        let problem = |test: &crate::template::contract::TestShape| {
+            let first = |(name, allowed): (&String, &Vec<_>)| (name.clone(), allowed[0]);
+            let mut problem = Problem {
+                ops: template.ops.clone(),
+                dims: test.dims.clone(),
+                constants: test.constants.clone(),
+                flags: test.flags.clone(),
+                dtypes: template.signature.dtypes.iter().map(first).collect(),
+                precision: crate::template::Precision::Bf16,
+                keeps: template.keeps.clone(),
+            };
+            template.signature.drop_absent_dtypes(&mut problem);
+            problem
+        };
+        let tests = template.signature.tests();
+        let problem =
+            tests.iter().map(problem).find(|problem| template.fits(problem, &target).is_ok()).expect("it fits");
+        let tables = TuningTables::from_texts(&[("gfx1100", row)]).expect("right");
+        let chooser = Chooser::new(library, tables, target).expect("right");
+        let ranking = chooser.ranking(&problem, 1, StepKind::Decode).expect("some fit");
+        assert_eq!(ranking.warnings.len(), 1, "{:?}", ranking.warnings);
+        assert!(ranking.warnings[0].contains("changes what is computed"), "{:?}", ranking.warnings);
+        assert!(ranking.row().is_none());
+        assert!(ranking.choices.iter().all(|choice| choice.params.get("causal").is_none_or(|&causal| causal == 1)));
+    }
 }

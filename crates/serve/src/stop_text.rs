@@ -124,6 +124,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn pieces_give_what_the_whole_gives(
             stops in prop::collection::vec("[ab日]{1,3}", 0..3),

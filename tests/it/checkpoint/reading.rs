@@ -318,6 +318,7 @@ fn a_mapped_file_reads_as_its_bytes_do_and_errors_name_it() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_header_panics(changes in prop::collection::vec((0usize..60, any::<u8>()), 0..6), cut in 0usize..7000) {
         let mut header = HEADER;

@@ -42,6 +42,15 @@ fn a_server_that_is_told_to_end_loses_no_request_that_it_took() {
         thread::sleep(Duration::from_millis(2));
     }
     server.signal();
+    // Nobody sends a request here any more, long before the last one is answered.
+    let left = loop {
+        let health = get(server.address, "/health");
+        match health.status {
+            200 => thread::sleep(Duration::from_millis(1)),
+            _ => break (health.fails(503).0, clients.iter().any(|client| !client.is_finished())),
+        }
+    };
+    assert_eq!(left, ("shutting_down".to_owned(), true));
     for client in clients {
         assert_eq!(client.join().expect("answered"), 300);
     }

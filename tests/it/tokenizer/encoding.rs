@@ -174,7 +174,7 @@ fn the_builtin_vocabulary_has_the_published_special_tokens() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn the_builtin_encoder_is_tiktokens(text in r"([a-zA-Z'é]{0,6}|[ \t\r\n]{0,4}|[0-9²٣]{0,5}|\PC{0,6}|'(s|LL|ſ)|.|\u{301}|\u{a0}|日本|/){0,12}") {

@@ -143,6 +143,25 @@ fn chips_that_share_cases_take_the_same_templates() {
     }
 }
 
+/// Rows of the tables have a wave take several tokens, which no default does: what is past the last one shows at the
+/// first shape, whose numbers of rows no number of tokens divides.
+#[test]
+fn products_are_right_at_the_parameters_that_tables_choose() {
+    let tables = Some(Arc::new(TuningTables::load(&[]).expect("right")));
+    for (half, arch) in [(0, "gfx1100"), (1, "gfx90a")] {
+        let how = Selection {
+            tables: tables.clone(),
+            first_shape: true,
+            common_types: true,
+            is_thin: true,
+            half: Some(half),
+            ..Selection::default()
+        };
+        let checked = check_as(&how, arch, |template| template.label() == "linear/gemv");
+        all_right(arch, &checked);
+    }
+}
+
 /// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose.
 #[test]
 fn hoppers_templates_are_right_around_their_tiles() {

@@ -385,6 +385,23 @@ mod tests {
     }
 
     #[test]
+    fn a_prompt_that_is_answered_again_is_one_prompt_with_its_last_answer() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let path = folder.path().join("out.records");
+        let mut records = Records::open(&path, header(5), 3, false).expect("none yet");
+        for ids in [[1], [2]] {
+            records.append(1, 0, answer(&ids)).expect("kept");
+        }
+        assert_eq!((records.n_done(), ids(&records)), (1, vec![None, Some(vec![2]), None]));
+        drop(records);
+        let mut records = Records::open(&path, header(5), 3, false).expect("there");
+        assert_eq!((records.n_done(), ids(&records)), (1, vec![None, Some(vec![2]), None]));
+        records.append(1, 0, answer(&[3])).expect("kept");
+        records.append(0, 0, answer(&[4])).expect("kept");
+        assert_eq!((records.n_done(), ids(&records)), (2, vec![Some(vec![4]), Some(vec![3]), None]));
+    }
+
+    #[test]
     fn cut_anywhere_a_file_keeps_the_answers_before_the_cut_and_takes_more() {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().join("out.records");

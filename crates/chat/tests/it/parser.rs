@@ -114,6 +114,14 @@ fn reasoning_tokens_are_those_of_analysis_with_their_headers() {
     assert_eq!(parser.n_reasoning_tokens(), head.len());
     tail.iter().for_each(|&id| drop(parser.push(id)));
     assert_eq!(parser.n_reasoning_tokens(), head.len());
+
+    // What was said before the analysis is none of it.
+    let said = "<|channel|>commentary<|message|>Let me look.<|end|>";
+    let thought = "<|start|>assistant<|channel|>analysis<|message|>Where?<|end|>";
+    let [said, thought] = [said, thought].map(|text| tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8"));
+    let mut parser = harmony().parser();
+    said.iter().chain(&thought).for_each(|&id| drop(parser.push(id)));
+    assert_eq!(parser.n_reasoning_tokens(), thought.len());
 }
 
 #[test]
@@ -136,6 +144,7 @@ fn an_id_that_no_vocabulary_has_is_passed_over() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn any_tokens_are_read_and_no_mark_is_text(parts in prop::collection::vec(prop_oneof![
         prop::sample::select(vec![

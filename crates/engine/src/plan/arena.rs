@@ -67,6 +67,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn live_tensors_never_overlap(
             raw in prop::collection::vec((0usize..5000, 0usize..30, 0usize..10), 0..40)

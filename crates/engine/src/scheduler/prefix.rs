@@ -168,3 +168,32 @@ fn push(copies: &mut Vec<BlockCopy>, group: usize, from: usize, to: usize) {
         copies.push(BlockCopy { group, from, to, n_blocks: 1 });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::kv_cache::tests::windowed_layout;
+
+    #[test]
+    fn a_snapshot_that_is_taken_over_is_the_last_to_go() {
+        let mut snapshots = Snapshots::new(&windowed_layout([1, 64, 1024, 16], 128, 2));
+        let [first, second, third] = [1, 2, 3].map(PrefixKey::root);
+        let mut copies = Vec::new();
+        assert!(snapshots.keep(first, 0, 128, 128, &mut copies) && snapshots.keep(second, 0, 192, 192, &mut copies));
+        snapshots.restore(&first, 0, 128, &mut copies);
+        assert!(snapshots.keep(third, 0, 256, 256, &mut copies));
+        assert_eq!([first, second, third].map(|key| snapshots.has(&key)), [true, false, true]);
+    }
+
+    #[test]
+    fn a_ring_holds_what_is_seen_until_a_block_of_it_is_written_again() {
+        let mut snapshots = Snapshots::new(&windowed_layout([1, 64, 4096, 64], 128, 8));
+        let (table_blocks, seen_blocks) = (snapshots.rings[0].table_blocks, snapshots.rings[0].snapshot_blocks);
+        assert!(table_blocks > seen_blocks);
+        for (salt, first) in [(0, 0), (1, 5)] {
+            let (position, past) = ((first + seen_blocks) * BLOCK_TOKENS, (first + table_blocks) * BLOCK_TOKENS);
+            let mut keep = |newest| snapshots.keep(PrefixKey::root(salt), 0, position, newest, &mut Vec::new());
+            assert_eq!([keep(past), keep(past - 1)], [false, true], "the first block that is seen is block {first}");
+        }
+    }
+}

@@ -50,3 +50,24 @@ fn angles_of_stretched_contexts_are_those_of_transformers() {
     check(linear.clone(), &[(0, 0.25), (1, 0.165_900_3), (31, 7.534_645e-7)]);
     check(linear.with_rope_divisors(vec![2.0; 32]), &[(0, 0.125), (31, 3.767_323e-7)]);
 }
+
+fn check_angles(values: &[(&str, f64)], expected: &[(usize, f32)]) {
+    let found = NamedShape::gpt_oss_20b().config_with(values).rope_inv_freq();
+    for &(i, angle) in expected {
+        assert!((found[i] - angle).abs() <= 1e-5 * angle, "{i}: {} and not {angle}", found[i]);
+    }
+}
+
+/// YaRN's formula in f64: a context of 128 turns no pair 32 times, and pair 0 is the first that is slowed down.
+#[test]
+fn angles_of_a_context_below_201_are_mixed_from_the_first_pair_on() {
+    let expected = [(0, 1.0), (1, 0.6065619), (4, 0.1174829), (8, 0.002152256), (31, 3.023511e-07)];
+    check_angles(&[("initial_context_length", 128.0)], &expected);
+}
+
+/// The same: the last of four pairs is not slowed down whole, since the range ends behind it.
+#[test]
+fn the_last_pair_of_a_small_head_is_a_mix_where_the_context_is_long() {
+    let expected = [(0, 1.0), (1, 0.05081327), (2, 0.002581989), (3, 4.102365e-05)];
+    check_angles(&[("head_dim", 8.0), ("initial_context_length", 131_072.0)], &expected);
+}

@@ -268,6 +268,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn merging_with_a_heap_is_the_literal_procedure(
             tokens in tokens(), max_length in 1usize..7, piece in "[abcd]{0,60}"

@@ -60,6 +60,7 @@ mod tests {
     }
 
     proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
         #[test]
         fn any_cuts_give_the_text_of_the_whole(bytes in bytes(), cuts in prop::collection::vec(0usize..4, 0..60)) {
             let mut stream = TextStream::default();

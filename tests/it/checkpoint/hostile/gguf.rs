@@ -181,7 +181,7 @@ fn models_that_are_not_as_the_program_computes_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_damage_panics(changes in prop::collection::vec((4usize..16_000, any::<u8>()), 1..5), cut in prop::option::of(0usize..20_000)) {
         let folder = tempfile::tempdir().expect("a temporary folder");

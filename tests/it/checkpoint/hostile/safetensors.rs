@@ -163,7 +163,7 @@ fn folders_without_a_model_are_refused() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_damage_panics(changes in prop::collection::vec((0usize..4500, any::<u8>()), 1..5), cut in prop::option::of(0usize..5000)) {
         let folder = copy_of("openai");

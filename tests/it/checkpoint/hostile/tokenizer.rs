@@ -105,7 +105,7 @@ fn a_control_token_of_no_text_in_a_gguf_file_is_found_nowhere() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn no_damage_panics(changes in prop::collection::vec((0usize..15_000, any::<u8>()), 1..4)) {
         let mut bytes = fs::read(kinds::path("tokenizer/tokenizer.json")).expect("a fixture");

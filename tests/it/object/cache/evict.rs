@@ -70,6 +70,10 @@ fn pinned_entries_stay() {
     assert!(hit(&room.open(), &key("k0")).is_some(), "a pin is no damage");
     let removed = prune(&room, 0);
     assert_eq!((removed.entries, removed.kept_pinned), (3, 1));
+    set_age(&path(&room, "k0").join("used"), 4 * HOUR); // the hit was a use
+    let old = PruneOptions { max_bytes: u64::MAX, older_than: Some(HOUR) };
+    let removed = folder.prune(&old).expect("pruned");
+    assert_eq!((removed.entries, removed.kept_pinned), (0, 1), "however old it is");
     assert_eq!(folder.clear(false).expect("cleared").kept_pinned, 1);
     assert_eq!(present(&room, sources), ["k0"]);
     folder.pin(&key("k0").digest(), false).expect("unpinned");

@@ -126,3 +126,26 @@ fn every_race_for_a_byte_is_seen_and_nothing_else() {
         assert!((10_000..20_000).contains(&n_races), "{n_races} of 20,000 runs race");
     }
 }
+
+#[test]
+fn an_atomic_races_with_plain_readers_of_all_blocks_and_not_the_last_alone() {
+    const WORD: usize = 64;
+    for known in [[false, true], [true, false], [true, true]] {
+        let (cell, order) = (cells(1), Order::new(2));
+        let range = Range::global(0, 4, cell.as_ptr(), 2, false);
+        let run = Run::new(2);
+        for (block, is_known) in known.into_iter().enumerate() {
+            assert!(!run.is_seen::<false>(&order, &range, 2 * block, 0xf, 0));
+            if is_known {
+                let stamp = Stamp::new(block as u64, 0, 1);
+                order.fence(stamp, 0);
+                order.synchronise(stamp, WORD);
+            }
+        }
+        let third = Stamp::new(2, 0, 1);
+        order.synchronise(third, WORD);
+        order.fence(third, 0);
+        let seen = run.is_seen::<false>(&order, &range, 4, 0xf, IS_WRITE | IS_ATOMIC);
+        assert_eq!(seen, known != [true, true], "{known:?}");
+    }
+}

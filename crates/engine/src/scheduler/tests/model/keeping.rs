@@ -68,3 +68,16 @@ fn another_end_of_a_long_answer_computes_what_is_new_of_it() {
         assert!(hit <= n_known && hit + 128 > n_known, "{hit} of {n_known}");
     }
 }
+
+#[test]
+fn of_a_prompt_of_whole_blocks_all_but_the_last_block_is_found() {
+    let layout = windowed_layout([2, 64, 2048, 60], 128, 8);
+    for n_blocks in [2, 4, 5] {
+        let mut run = Run::new(&layout, 64, false);
+        for _ in 0..2 {
+            run.submit((0..64 * n_blocks).map(|i| i % VOCAB_SIZE as u32).collect(), 3, 0, 0);
+            run.finish();
+        }
+        assert_eq!(run.scheduler.figures().prefix_hit_tokens, 64 * u64::from(n_blocks - 1));
+    }
+}
