@@ -1,4 +1,4 @@
-//! Lists the files of `templates/`, `tuning/` and `models/` so that they can be embedded with `include_str!`:
+//! Lists the files of `templates/`, `tuning/`, `models/` and `chats/` so that they can be embedded with `include_str!`:
 //! a new template is one new file and no line of Rust.
 
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::{env, fs};
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it")).join("../..");
     let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets it"));
-    for folder in ["templates", "tuning", "models"] {
+    for folder in ["templates", "tuning", "models", "chats"] {
         println!("cargo::rerun-if-changed=../../{folder}");
         let mut files = Vec::new();
         walk(&root.join(folder), &mut files);

@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 
+use serde_json::Map;
+
 use super::request_line::{LineError, Prompt};
-use chat::Reasoning;
-use chat::chat_format::{ChatFormat, ChatFormatError, Conversation, Thinking};
+use chat::chat_format::{self, ChatFormat, ChatFormatError, Conversation, Thinking};
+use chat::{Reasoning, Turn};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
 
@@ -43,11 +45,18 @@ impl Prompter {
     /// # Errors
     /// Its words are not in the vocabulary, or nothing can be made of a conversation.
     pub fn ids(&self, prompt: &Prompt, reasoning: Option<Reasoning>) -> Result<Vec<u32>, LineError> {
-        let turns = match prompt {
-            Prompt::Text(text) => return Ok(self.tokenizer.encode(text)?),
-            Prompt::Ids(ids) => return Ok(ids.clone()),
-            Prompt::Messages(turns) => turns,
-        };
+        match prompt {
+            Prompt::Text(text) => Ok(self.tokenizer.encode(text)?),
+            Prompt::Ids(ids) => Ok(ids.clone()),
+            Prompt::Messages(turns) => Ok(self.prompt(turns, reasoning)?.ids),
+        }
+    }
+
+    /// The prompt of a conversation.
+    ///
+    /// # Errors
+    /// There is no format, or nothing can be made of the conversation.
+    pub fn prompt(&self, turns: &[Turn], reasoning: Option<Reasoning>) -> Result<chat_format::Prompt, LineError> {
         let conversation = Conversation {
             current_date: Some(self.usual.current_date.clone()),
             thinking: Thinking::from(reasoning.or(self.usual.reasoning)),
@@ -55,7 +64,8 @@ impl Prompter {
             may_call: false,
             format: None,
             turns,
+            words: Map::new(),
         };
-        Ok(self.chat()?.prompt(&conversation, &Limit::NONE)?.ids)
+        Ok(self.chat()?.prompt(&conversation, &Limit::NONE)?)
     }
 }

@@ -43,7 +43,12 @@ pub enum Turn {
     /// A message of the assistant.
     Assistant(AssistantMessage),
     /// What a call came to; it follows the call.
-    Result { name: String, text: String },
+    Result {
+        name: String,
+        text: String,
+        /// No other call follows that was made together with this one.
+        is_last: bool,
+    },
 }
 
 /// A message of the assistant: one that a model made, or that a client says was made.
@@ -139,7 +144,7 @@ impl Reasoning {
 }
 
 /// A function that the model may call.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tool {
     /// [`FUNCTIONS`] for those that a developer defines.
     pub namespace: String,

@@ -13,3 +13,6 @@ pub const TUNING: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/tuning.r
 
 /// The files of `models/`.
 pub const MODELS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/models.rs"));
+
+/// The files of `chats/`.
+pub const CHATS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/chats.rs"));

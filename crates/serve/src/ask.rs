@@ -1,6 +1,6 @@
 //! What both chat APIs ask for in the same words: how tokens are chosen, how long to think, how many of them.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::error::ApiError;
 use super::field::{Field, refuse};
@@ -49,6 +49,8 @@ pub(crate) struct Ask {
     pub(crate) n_logprobs: Option<usize>,
     /// Tell it as it comes.
     pub(crate) stream: bool,
+    /// What the chat template is told besides.
+    pub(crate) template_words: Map<String, Value>,
 }
 
 impl Ask {
@@ -60,6 +62,14 @@ impl Ask {
     /// Whether the answer has to be of a form: that of its text, or of calls.
     pub(crate) fn is_bound(&self) -> bool {
         self.format != TextFormat::Text || self.tools.choice != ToolChoice::None
+    }
+
+    /// Whether that takes a grammar, where answers have no headers: calls that may come and may have any arguments are
+    /// the model's to write.
+    pub(crate) fn needs_grammar(&self) -> bool {
+        let must_call = !matches!(self.tools.choice, ToolChoice::None | ToolChoice::Auto);
+        let is_strict = self.tools.choice == ToolChoice::Auto && self.tools.callable().iter().any(|tool| tool.strict);
+        self.format != TextFormat::Text || must_call || is_strict
     }
 
     /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
@@ -96,6 +106,7 @@ impl Ask {
             ignore_eos: flag("ignore_eos")?,
             n_logprobs: None,
             stream: flag("stream")?,
+            template_words: template_words(body)?,
         })
     }
 
@@ -131,6 +142,10 @@ fn effort(body: &Field) -> Result<Option<Reasoning>, ApiError> {
         ("xhigh", Some(Reasoning::High)),
         ("max", Some(Reasoning::High)),
     ];
+    let says_no = thinks(body).map_or(Ok(false), |thinks| thinks.flag().map(|thinks| !thinks))?;
+    if says_no && effort_field(body).is_none() {
+        return Ok(None);
+    }
     let reasoning = body.get("reasoning");
     if let Some(reasoning) = &reasoning {
         reasoning.object()?;
@@ -145,6 +160,28 @@ fn effort_field<'a>(body: &Field<'a>) -> Option<Field<'a>> {
     body.get("reasoning_effort")
         .or_else(|| body.get("reasoning")?.get("effort"))
         .or_else(|| body.get("chat_template_kwargs")?.get("reasoning_effort"))
+}
+
+/// Whether to think, as templates name it.
+fn thinks<'a>(body: &Field<'a>) -> Option<Field<'a>> {
+    body.get("enable_thinking").or_else(|| body.get("chat_template_kwargs")?.get("enable_thinking"))
+}
+
+/// `chat_template_kwargs`, `documents` and `enable_thinking`. Efforts are told as such.
+fn template_words(body: &Field) -> Result<Map<String, Value>, ApiError> {
+    let mut words = Map::new();
+    if let Some(given) = body.get("chat_template_kwargs") {
+        words.extend(given.object()?.value().as_object().cloned().unwrap_or_default());
+        words.remove("reasoning_effort");
+    }
+    if let Some(documents) = body.get("documents") {
+        documents.list()?;
+        words.insert("documents".into(), documents.value().clone());
+    }
+    if let Some(thinks) = thinks(body) {
+        words.insert("enable_thinking".into(), thinks.flag()?.into());
+    }
+    Ok(words)
 }
 
 fn stops(body: &Field) -> Result<Vec<String>, ApiError> {
@@ -206,6 +243,10 @@ mod tests {
             (json!({"reasoning": {"summary": "auto"}}), Some(Reasoning::Medium)),
             (json!({"reasoning": {"enabled": false}}), None),
             (json!({"chat_template_kwargs": {"reasoning_effort": "low"}}), Some(Reasoning::Low)),
+            (json!({"chat_template_kwargs": {"enable_thinking": false}}), None),
+            (json!({"enable_thinking": false}), None),
+            (json!({"enable_thinking": true}), Some(Reasoning::Medium)),
+            (json!({"enable_thinking": false, "reasoning_effort": "low"}), Some(Reasoning::Low)),
             (json!({"reasoning_effort": null, "reasoning": {"effort": "low"}}), Some(Reasoning::Low)),
         ] {
             assert_eq!(value_of(body.clone(), effort), Ok(want), "{body}");

@@ -84,9 +84,10 @@ fn lines<'a>(
     for (entry, known) in entries.iter().zip(known) {
         match (entry, known) {
             (_, Some(turn)) => {
-                for made in turn.iter() {
+                let last_call = turn.iter().rposition(|made| matches!(made.part, MessagePart::Call { .. }));
+                for (i, made) in turn.iter().enumerate() {
                     lines.push(PromptLine::Made(made));
-                    lines.extend(result_of(&made.part, &mut results));
+                    lines.extend(result_of(&made.part, last_call == Some(i), &mut results));
                 }
             }
             (ConversationItem::Assistant(given), None) => {
@@ -99,7 +100,7 @@ fn lines<'a>(
                         _ => false,
                     };
                     lines.push(PromptLine::Given { made, is_final });
-                    lines.extend(result_of(&made.part, &mut results));
+                    lines.extend(result_of(&made.part, last_call == Some(i), &mut results));
                 }
             }
             (ConversationItem::Developer(text), None) if text.is_empty() => {}
@@ -116,10 +117,10 @@ fn lines<'a>(
     }
 }
 
-fn result_of<'a>(part: &MessagePart, results: &mut Results) -> Option<PromptLine<'a>> {
+fn result_of<'a>(part: &MessagePart, is_last: bool, results: &mut Results) -> Option<PromptLine<'a>> {
     let MessagePart::Call { id, name, .. } = part else { return None };
     let (text, _) = results.get_mut(id.as_str())?.pop_front()?;
-    Some(PromptLine::Plain(Turn::Result { name: name.clone(), text: text.to_owned() }))
+    Some(PromptLine::Plain(Turn::Result { name: name.clone(), text: text.to_owned(), is_last }))
 }
 
 impl PromptLine<'_> {

@@ -17,7 +17,7 @@ use super::request_log::Record;
 use super::tools::TextFormat;
 use chat::ResponseFormat;
 use chat::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
-use chat::grammar::{AnswerFormat, GrammarError, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarError, Thoughts, ToolChoice, Wanted};
 use engine::scheduler::{Request, TokenMask};
 use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
@@ -61,6 +61,7 @@ pub(crate) fn build(
         may_call,
         format,
         turns: &turns,
+        words: ask.template_words.clone(),
     };
     let context_tokens = server.backend.model().context_tokens;
     let limit = Limit { max_tokens: context_tokens, is_wanted };
@@ -109,7 +110,7 @@ pub(crate) async fn start(
     let making = Arc::new(Making { tokenizer, tools, stop });
     let stop = if ask.goes_on() { Vec::new() } else { server.chat_stop_ids() };
     let chat_format = &server.chat()?.format;
-    let mut masks = masks(server, ask, prompt.begun.in_answer, n).await?;
+    let mut masks = masks(server, ask, prompt.begun.thoughts(), n).await?;
     let mut choices = Vec::with_capacity(n);
     for i in 0..n {
         let mut sampling = sampling;
@@ -133,11 +134,11 @@ pub(crate) async fn start(
 async fn masks(
     server: &Arc<Server>,
     ask: &Ask,
-    in_answer: bool,
+    thoughts: Thoughts,
     n: usize,
 ) -> Result<Vec<Option<Box<dyn TokenMask>>>, ApiError> {
     let chat = server.chat()?;
-    if ask.goes_on() || !ask.is_bound() && !chat.format.has_headers() {
+    if ask.goes_on() || !ask.needs_grammar() && !chat.format.has_headers() {
         return Ok((0..n).map(|_| None).collect());
     }
     let format = match &ask.format {
@@ -147,7 +148,7 @@ async fn masks(
     };
     let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();
-    let wanted = Arc::new(Wanted { tools, choice, format, reasoning: !in_answer });
+    let wanted = Arc::new(Wanted { tools, choice, format, thoughts });
     let grammars = Arc::clone(&chat.grammars);
     let is_compiled = {
         let (grammars, wanted) = (Arc::clone(&grammars), Arc::clone(&wanted));

@@ -22,8 +22,7 @@ use crate::output::Output;
 use crate::usage::UsageError;
 use answer::{AnswerPrinter, Manner};
 use batch::prompter::Prompter;
-use batch::request_line::Prompt;
-use chat::chat_format::Begun;
+use chat::chat_format::{self, Begun};
 use chat::{AssistantMessage, MessagePart, Phase, Turn, today};
 use engine::scheduler::{Event, Request, Sampling};
 use engine::{Engine, Sizes};
@@ -161,8 +160,8 @@ impl<'a> Chat<'a> {
     /// The answer to what was said last.
     fn answer(&mut self) -> anyhow::Result<()> {
         let system = self.system.iter().map(|text| Turn::System(text.clone()));
-        let messages = system.chain(self.conversation.iter().cloned()).collect();
-        let prompt = self.prompter.ids(&Prompt::Messages(messages), self.args.reasoning)?;
+        let messages: Vec<Turn> = system.chain(self.conversation.iter().cloned()).collect();
+        let chat_format::Prompt { ids: prompt, begun } = self.prompter.prompt(&messages, self.args.reasoning)?;
         let capacity_tokens = self.engine.kv_layout().capacity_tokens;
         let room = (capacity_tokens + 1).saturating_sub(prompt.len());
         if room == 0 {
@@ -172,13 +171,13 @@ impl<'a> Chat<'a> {
         let usual = if self.is_at_terminal { Sampling::ADVISED } else { super::AS_SEEDS };
         let sampling = self.args.sampling_or(usual, self.seed.wrapping_add(self.n_answers as u64));
         self.n_answers += 1;
-        self.generate(Request::new(prompt, max_new_tokens, self.stop.clone(), sampling))
+        self.generate(Request::new(prompt, max_new_tokens, self.stop.clone(), sampling), begun)
     }
 
-    fn generate(&mut self, request: Request) -> anyhow::Result<()> {
+    fn generate(&mut self, request: Request, begun: Begun) -> anyhow::Result<()> {
         let (start, n_prompt) = (Instant::now(), request.prompt.len());
         let (mut first_s, mut n_cached) = (0.0, 0);
-        let mut parser = self.prompter.chat()?.answer(Begun::default(), false);
+        let mut parser = self.prompter.chat()?.answer(begun, false);
         let waits = self.prompter.chat()?.stop_ids().to_vec();
         let mut answer = AnswerPrinter::new(self.manner, self.output);
         self.engine.submit(request)?;

@@ -16,7 +16,7 @@ use chat::chat_format::{
 use chat::{MessagePart, Reasoning, Tool, Turn};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::checkpoint::kinds;
@@ -94,7 +94,8 @@ fn prompt(
     tools: &[Tool],
     thinking: Thinking,
 ) -> Result<Vec<u32>, ChatFormatError> {
-    let conversation = Conversation { current_date: None, thinking, tools, may_call: false, format: None, turns };
+    let conversation =
+        Conversation { current_date: None, thinking, tools, may_call: false, format: None, turns, words: Map::new() };
     format.prompt(&conversation, &Limit::NONE).map(|prompt| prompt.ids)
 }
 
@@ -172,7 +173,8 @@ fn a_prompt_written_out_by_hand() {
                 tools: &[],
                 may_call: false,
                 format: None,
-                turns: &turns
+                turns: &turns,
+                words: Map::new()
             },
             &Limit { max_tokens: 5, is_wanted: &|| true }
         ),
@@ -196,8 +198,6 @@ fn what_a_template_leaves_out_is_an_error() {
     let (id, name, arguments) = ("call_1".into(), "weather".into(), "{}".into());
     let call = Turn::Assistant(MessagePart::Call { id, name, arguments, is_text: false }.into());
     is(refused("tools", &[user[0].clone(), call], tools, Thinking::Usual), Untaken::Calls);
-    let result = Turn::Result { name: "weather".into(), text: "rain".into() };
-    is(refused("tools", &[user[0].clone(), result], tools, Thinking::Usual), Untaken::Calls);
     // Not thinking is what a model without thoughts does.
     prompt(&*format(&source("chatml")), &user, &[], Thinking::No).expect("a prompt");
     // What the template refuses it says.

@@ -97,6 +97,56 @@ fn what_the_template_does_not_take_is_a_clear_400() {
     assert!(message.contains("does not take calls of tools"), "{message}");
 }
 
+/// As Qwen 3 does: thoughts, and calls that are objects between marks.
+const MARKED: &str = "{%- if tools %}{{- tools | tojson }}{% endif %}{%- for message in messages %}\
+    {{- '<|im_start|>' ~ message.role ~ '\\n' ~ message.content }}{%- for call in message.tool_calls or [] %}\
+    {{- '<tool_call>\\n' ~ (call.function | tojson) ~ '\\n</tool_call>' }}{%- endfor %}{{- '<|im_end|>\\n' }}\
+    {%- endfor %}{{- '<|im_start|>assistant\\n' }}\
+    {%- if enable_thinking is defined and not enable_thinking %}{{- '<think>\\n\\n</think>\\n\\n' }}{% endif %}";
+
+#[test]
+fn thoughts_and_calls_are_told_as_those_of_harmony() {
+    let model = ChatMl::with(Some(MARKED), &[IM_END]);
+    let said = "<think>\nHm.\n</think>\n\nLook:\n<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call><|im_end|>";
+    let script = file(model.folder.path(), "script.jsonl", json!({ "text": said }).to_string().as_bytes());
+    let server = Server::start(&[model.path(), "--replay", &script]);
+    let function = json!({"name": "f", "parameters": {"type": "object"}});
+    let tools = json!([{"type": "function", "function": function}]);
+    let mut body = json!({"messages": hello(), "tools": tools});
+    let choice = post(server.address, "/v1/chat/completions", &body).ok()["choices"][0].take();
+    let message = &choice["message"];
+    assert_eq!((&message["reasoning"], &message["content"]), (&json!("Hm."), &json!("Look:")), "{choice}");
+    let call = &message["tool_calls"][0];
+    assert_eq!(call["function"], json!({"name": "f", "arguments": "{\"a\": 1}"}), "{choice}");
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    body["stream"] = true.into();
+    let events = String::from_utf8(post(server.address, "/v1/chat/completions", &body).body).expect("text");
+    let chunks: Vec<Value> =
+        events.lines().filter_map(|line| serde_json::from_str(line.strip_prefix("data: ")?).ok()).collect();
+    let delta = |key: &str| -> String {
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][key].as_str()).collect()
+    };
+    assert_eq!((delta("reasoning").as_str(), delta("content").as_str()), ("Hm.", "Look:"), "{events}");
+    let flat =
+        json!({"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]});
+    let response = post(server.address, "/v1/responses", &flat).ok();
+    let kinds: Vec<&Value> = response["output"].as_array().expect("a list").iter().map(|item| &item["type"]).collect();
+    assert_eq!(kinds, ["reasoning", "message", "function_call"], "{response}");
+    // What comes back is written as the template has it, and not thinking is told.
+    body["messages"] = json!([
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Look:", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "<|im_end|>"},
+    ]);
+    body["chat_template_kwargs"] = json!({"enable_thinking": false});
+    let prompt = post(server.address, "/apply-template", &body).ok();
+    let text = prompt["prompt"].as_str().expect("text");
+    assert!(text.contains("Look:<tool_call>\n{\"name\": \"f\", \"arguments\": {\"a\": 1}}\n</tool_call>"), "{text}");
+    assert!(text.ends_with("tool\n<|im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{text}");
+    let n_ends = prompt["token_ids"].as_array().expect("ids").iter().filter(|id| **id == IM_END).count();
+    assert_eq!(n_ends, 3, "of three messages, and not the one that a tool gave");
+}
+
 #[test]
 fn a_form_holds_whatever_the_model_would_write() {
     let model = ChatMl::new("chatml");

@@ -12,10 +12,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
+use serde_json::{Map, Value};
+
 pub use error::{ChatFormatError, Untaken};
 
 use crate::chat_template::ChatTemplate;
-use crate::grammar::Layout;
+use crate::grammar::{Layout, Thoughts};
 use crate::harmony::parser::Repair;
 use crate::harmony::{Harmony, HarmonyError};
 use crate::{AssistantMessage, Reasoning, ResponseFormat, Tool, Turn};
@@ -61,6 +63,8 @@ pub struct Conversation<'a> {
     pub format: Option<ResponseFormat>,
     /// What is said, in order.
     pub turns: &'a [Turn],
+    /// What a template is told besides, by name: others' words.
+    pub words: Map<String, Value>,
 }
 
 /// How long the model is to think.
@@ -93,6 +97,21 @@ pub struct Begun {
     pub(crate) ids: Vec<u32>,
     /// The message is the answer, without reasoning.
     pub in_answer: bool,
+    /// The model's thoughts have begun.
+    pub in_reasoning: bool,
+    /// Those that may be called, where answers are read by their names.
+    pub(crate) tools: Arc<[Tool]>,
+}
+
+impl Begun {
+    /// Where the model is to think.
+    pub fn thoughts(&self) -> Thoughts {
+        match (self.in_reasoning, self.in_answer) {
+            (true, _) => Thoughts::Begun,
+            (false, true) => Thoughts::None,
+            (false, false) => Thoughts::May,
+        }
+    }
 }
 
 /// Reads tokens one by one. A sampled model can write anything, so nothing here is an error.

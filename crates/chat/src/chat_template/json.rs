@@ -1,51 +1,157 @@
-//! JSON as Python's `json.dumps` writes it: a blank behind commas and colons.
+//! JSON as Python's `json.dumps` writes it: a blank behind commas and colons, unless it is told otherwise.
 
 use std::io::{self, Write};
 
 use serde::Serialize;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{Formatter, Serializer};
 
-/// The text of a value; with an indent, on a line for each element.
-pub(super) fn python_json(value: &impl Serialize, indent: Option<usize>) -> serde_json::Result<String> {
+/// The options of `json.dumps`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Spelling {
+    /// Blanks before what is inside, on a line for each element.
+    pub(crate) indent: Option<usize>,
+    /// What stands behind elements and behind keys.
+    pub(crate) separators: Option<Vec<String>>,
+    /// Characters beyond ASCII are written as `\u00e9`.
+    pub(crate) is_ascii: bool,
+    pub(crate) sorts_keys: bool,
+}
+
+/// The text of a value.
+pub(super) fn python_json(value: &impl Serialize, spelling: &Spelling) -> serde_json::Result<String> {
     let mut text = Vec::new();
-    match indent {
-        Some(n) => {
-            let blanks = " ".repeat(n.min(16));
-            value.serialize(&mut Serializer::with_formatter(&mut text, PrettyFormatter::with_indent(blanks.as_bytes())))
-        }
-        None => value.serialize(&mut Serializer::with_formatter(&mut text, OnALine)),
-    }?;
+    let comma = if spelling.indent.is_some() { "," } else { ", " };
+    let (comma, colon) = match spelling.separators.as_deref() {
+        Some([comma, colon]) => (comma.as_str(), colon.as_str()),
+        _ => (comma, ": "),
+    };
+    let indent = spelling.indent.map(|n| n.min(MAX_INDENT));
+    let style = Style { comma, colon, indent, is_ascii: spelling.is_ascii, level: 0, has_value: false };
+    let mut serializer = Serializer::with_formatter(&mut text, style);
+    if spelling.sorts_keys {
+        let mut value = serde_json::to_value(value)?;
+        value.sort_all_objects();
+        value.serialize(&mut serializer)?;
+    } else {
+        value.serialize(&mut serializer)?;
+    }
     Ok(String::from_utf8(text).expect("JSON is text"))
 }
 
-struct OnALine;
+const MAX_INDENT: usize = 16;
 
-impl Formatter for OnALine {
+#[derive(Clone)]
+struct Style<'a> {
+    comma: &'a str,
+    colon: &'a str,
+    indent: Option<usize>,
+    is_ascii: bool,
+    level: usize,
+    /// Whether the list or object that is written has something in it.
+    has_value: bool,
+}
+
+impl Style<'_> {
+    fn line<W: ?Sized + Write>(&self, writer: &mut W) -> io::Result<()> {
+        let Some(indent) = self.indent else { return Ok(()) };
+        writer.write_all(b"\n")?;
+        (0..self.level * indent).try_for_each(|_| writer.write_all(b" "))
+    }
+
+    fn begin<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level += 1;
+        self.has_value = false;
+        writer.write_all(bracket)
+    }
+
+    fn end<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
+        self.level -= 1;
+        if self.has_value {
+            self.line(writer)?;
+        }
+        self.has_value = true;
+        writer.write_all(bracket)
+    }
+
+    fn element<W: ?Sized + Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
+        if !is_first {
+            writer.write_all(self.comma.as_bytes())?;
+        }
+        self.has_value = true;
+        self.line(writer)
+    }
+}
+
+impl Formatter for Style<'_> {
+    fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.begin(writer, b"[")
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.end(writer, b"]")
+    }
+
     fn begin_array_value<W: ?Sized + Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
-        if is_first { Ok(()) } else { writer.write_all(b", ") }
+        self.element(writer, is_first)
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.begin(writer, b"{")
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.end(writer, b"}")
     }
 
     fn begin_object_key<W: ?Sized + Write>(&mut self, writer: &mut W, is_first: bool) -> io::Result<()> {
-        if is_first { Ok(()) } else { writer.write_all(b", ") }
+        self.element(writer, is_first)
     }
 
     fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
-        writer.write_all(b": ")
+        writer.write_all(self.colon.as_bytes())
+    }
+
+    fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
+        if !self.is_ascii {
+            return writer.write_all(fragment.as_bytes());
+        }
+        for c in fragment.chars() {
+            if c.is_ascii() {
+                writer.write_all(&[c as u8])?;
+            } else {
+                let mut units = [0; 2];
+                c.encode_utf16(&mut units).iter().try_for_each(|unit| write!(writer, "\\u{unit:04x}"))?;
+            }
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    /// As `json.dumps(value, ensure_ascii=False)` of Python 3 writes them.
+    fn dumped(value: &Value, spelling: &Spelling) -> String {
+        python_json(value, spelling).expect("JSON")
+    }
+
+    /// As `json.dumps(value, ensure_ascii=False, …)` of Python 3 writes them.
     #[test]
     fn it_is_spelled_as_python_does() {
-        let value = json!({"b": [1, 2.5, null], "a": {"é": "<\"&>"}, "e": {}, "l": []});
-        let text = r#"{"b": [1, 2.5, null], "a": {"é": "<\"&>"}, "e": {}, "l": []}"#;
-        assert_eq!(python_json(&value, None).expect("JSON"), text);
-        assert_eq!(python_json(&json!({"a": [1]}), Some(2)).expect("JSON"), "{\n  \"a\": [\n    1\n  ]\n}");
+        let value = json!({"b": [1, 2.5, null], "a": {"é": "<\"&>😀"}, "e": {}, "l": []});
+        let plain = Spelling::default();
+        let text = r#"{"b": [1, 2.5, null], "a": {"é": "<\"&>😀"}, "e": {}, "l": []}"#;
+        assert_eq!(dumped(&value, &plain), text);
+        let indented = Spelling { indent: Some(2), ..plain.clone() };
+        assert_eq!(
+            dumped(&json!({"a": [1, {}], "b": 2}), &indented),
+            "{\n  \"a\": [\n    1,\n    {}\n  ],\n  \"b\": 2\n}"
+        );
+        let close = Spelling { separators: Some(vec![",".into(), ":".into()]), sorts_keys: true, ..plain.clone() };
+        assert_eq!(dumped(&value, &close), r#"{"a":{"é":"<\"&>😀"},"b":[1,2.5,null],"e":{},"l":[]}"#);
+        let ascii = Spelling { is_ascii: true, ..plain };
+        assert_eq!(dumped(&json!("é😀\n"), &ascii), r#""\u00e9\ud83d\ude00\n""#);
     }
 }

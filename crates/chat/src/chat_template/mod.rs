@@ -8,6 +8,7 @@
 //! apart; where that cannot be told, there is no prompt but an error.
 
 mod json;
+mod moment;
 mod render;
 mod whose;
 
@@ -39,17 +40,41 @@ pub struct TemplateMessage {
     /// What the assistant thought before that.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) thinking: Option<String>,
+    /// The calls that it makes, as OpenAI's API has them, but for arguments, which are values.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<Value>,
+    /// The id of the call that it is the result of, and the tool's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) call: Option<(String, String)>,
 }
 
 impl TemplateMessage {
     /// A message without thoughts.
     pub fn new(role: &str, content: impl Into<String>) -> Self {
-        Self { role: role.to_owned(), content: content.into(), thinking: None }
+        let (role, content) = (role.to_owned(), content.into());
+        Self { role, content, thinking: None, tool_calls: Vec::new(), call: None }
     }
 
     /// What others than the template say in it.
-    fn texts(&self) -> impl Iterator<Item = &str> {
-        std::iter::once(self.content.as_str()).chain(self.thinking.as_deref())
+    fn texts(&self) -> Vec<&str> {
+        let mut texts = vec![self.content.as_str()];
+        texts.extend(self.thinking.as_deref());
+        texts.extend(self.call.as_ref().map(|(_, name)| name.as_str()));
+        self.tool_calls.iter().for_each(|call| texts_in(call, &mut texts));
+        texts
+    }
+}
+
+/// All texts in a value.
+fn texts_in<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => texts.push(text),
+        Value::Array(values) => values.iter().for_each(|value| texts_in(value, texts)),
+        Value::Object(entries) => entries.iter().for_each(|(key, value)| {
+            texts.push(key);
+            texts_in(value, texts);
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
 }
 
@@ -61,9 +86,12 @@ pub(crate) struct Given {
     /// The tools, as OpenAI's API has them.
     #[serde(default)]
     pub(crate) tools: Vec<Value>,
-    /// What it is given besides, by name. No client's words.
+    /// What it is given besides, by name.
     #[serde(default)]
     pub(crate) words: Map<String, Value>,
+    /// The same, of others.
+    #[serde(default)]
+    pub(crate) words_of_others: Map<String, Value>,
 }
 
 /// A template that could be compiled.
@@ -128,6 +156,11 @@ impl ChatTemplate {
         let template = Self { source: source.to_owned(), program: program.to_owned() };
         rendered(template.ask(&PromptRenderJob { template: source.to_owned(), conversations: Vec::new() })?)?;
         Ok(template)
+    }
+
+    /// As it is written.
+    pub(crate) fn source(&self) -> &str {
+        &self.source
     }
 
     /// The prompt for the assistant's next words, as ids.
@@ -201,7 +234,8 @@ fn prompt(
     tokenizer: &Tokenizer,
     ask: impl FnOnce(&PromptRenderJob) -> Result<PromptRenderResult, ChatTemplateError>,
 ) -> Result<Vec<u32>, ChatTemplateError> {
-    if let Some(name) = given.tools.iter().find_map(|tool| name_in(tool, tokenizer)) {
+    let told = given.tools.iter().chain(given.words_of_others.values());
+    if let Some(name) = told.into_iter().find_map(|value| name_in(value, tokenizer)) {
         return Err(ChatTemplateError::Unclear { name });
     }
     let masked = Masked::ALL.iter().map(|masked| masked.given(given));
@@ -225,7 +259,7 @@ fn prompt(
     }
 }
 
-/// The name of a special token in what a tool says, which a template may write as it stands there.
+/// The name of a special token in what a tool or an option says, which a template may write as it stands there.
 fn name_in(value: &Value, tokenizer: &Tokenizer) -> Option<String> {
     let in_text = |text: &str| {
         let mut found = None;

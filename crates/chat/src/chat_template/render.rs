@@ -6,9 +6,9 @@ use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
-use super::json::python_json;
+use super::json::{Spelling, python_json};
+use super::moment::Moment;
 use super::{Given, TemplateMessage};
-use crate::today;
 
 /// Steps that a template may take: gpt-oss' takes some hundreds for each message.
 const FUEL: u64 = 10_000_000;
@@ -25,10 +25,18 @@ const MAX_PROMPT_BYTES: usize = 8 << 20;
 
 impl TemplateMessage {
     fn value(&self) -> Value {
-        let mut pairs = vec![("role", self.role.as_str()), ("content", &self.content)];
+        let mut pairs: Vec<(&str, Value)> =
+            vec![("role", self.role.as_str().into()), ("content", self.content.as_str().into())];
         // gpt-oss' template and those of most others have a name of their own for it.
         let thinking = self.thinking.as_deref();
-        pairs.extend(thinking.into_iter().flat_map(|text| [("thinking", text), ("reasoning_content", text)]));
+        let thinking = thinking.into_iter().flat_map(|text| [("thinking", text), ("reasoning_content", text)]);
+        pairs.extend(thinking.map(|(key, text)| (key, text.into())));
+        if !self.tool_calls.is_empty() {
+            pairs.push(("tool_calls", Value::from(Serde(&self.tool_calls))));
+        }
+        if let Some((id, name)) = &self.call {
+            pairs.extend([("tool_call_id", id.as_str().into()), ("name", name.as_str().into())]);
+        }
         Value::from_pairs(pairs)
     }
 }
@@ -38,8 +46,10 @@ impl Given {
         let messages: Value = self.messages.iter().map(TemplateMessage::value).collect();
         let tools = if self.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&self.tools)) };
         let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", true.into())];
-        let words = self.words.iter().map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
-        Value::from_pairs(own.into_iter().chain(words))
+        let words = self.words_of_others.iter().filter(|(name, _)| !own.iter().any(|(own, _)| own == name));
+        let words = self.words.iter().chain(words).map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
+        // Of two with one name, the last.
+        Value::from_pairs(words.chain(own.iter().map(|(name, value)| (*name, value.clone()))))
     }
 }
 
@@ -53,7 +63,8 @@ pub(super) enum PromptRenderResult {
 /// Does a job, with no bound but on steps.
 pub(super) fn render(job: &PromptRenderJob) -> PromptRenderResult {
     let mut environment = environment();
-    if let Err(error) = environment.add_template("chat", &job.template) {
+    let template = without_generation(&job.template);
+    if let Err(error) = environment.add_template("chat", &template) {
         return PromptRenderResult::NoTemplate(said(&error));
     }
     let rendered = job.conversations.iter().map(|given| {
@@ -90,23 +101,51 @@ fn environment() -> Environment<'static> {
     environment
 }
 
-/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are.
+/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are unless it is said otherwise.
 fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    let _: Option<bool> = options.get("ensure_ascii")?; // which changes how JSON is spelled, and not what it says
+    let spelling = Spelling {
+        indent: options.get("indent")?,
+        separators: options.get::<Option<Vec<String>>>("separators")?,
+        is_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sorts_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
     options.assert_all_used()?;
-    let text = python_json(value, indent);
+    let text = python_json(value, &spelling);
     text.map(Value::from).map_err(|why| Error::new(ErrorKind::BadSerialization, why.to_string()))
 }
 
-/// Today in UTC, of which a template may ask for `%Y`, `%m` and `%d`.
+/// The present in UTC, spelled as Python's `strftime` does.
 fn now(format: String) -> Result<String, Error> {
-    let today = today();
-    let parts: Vec<&str> = today.split('-').collect();
-    let text = format.replace("%Y", parts[0]).replace("%m", parts[1]).replace("%d", parts[2]);
-    if text.contains('%') {
-        let what = format!("strftime_now: expected %Y, %m and %d alone, found `{format}`");
-        return Err(Error::new(ErrorKind::InvalidOperation, what));
+    Moment::now().spelled(&format).map_err(|unknown| {
+        let what = format!("strftime_now: expected {}, found `{unknown}` in `{format}`", Moment::KNOWN);
+        Error::new(ErrorKind::InvalidOperation, what)
+    })
+}
+
+/// A template in which `{% generation %}`, by which trainers find what the assistant says, does nothing: the names of
+/// the two tags are others, of the same meaning for blanks around them.
+fn without_generation(template: &str) -> String {
+    let mut written = String::with_capacity(template.len());
+    let mut rest = template;
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        written.push_str(before);
+        let Some(end) = tag.find("%}") else { break };
+        let inner = &tag[2..end];
+        let name = inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        let plain = match name {
+            "generation" => Some("if true"),
+            "endgeneration" => Some("endif"),
+            _ => None,
+        };
+        written.push_str("{%");
+        rest = match plain {
+            Some(plain) => {
+                written += &inner.replacen(name, &format!(" {plain} "), 1);
+                &tag[end..]
+            }
+            None => &tag[2..],
+        };
     }
-    Ok(text)
+    written + rest
 }

@@ -130,12 +130,61 @@ fn what_was_thought_stands_beside_what_was_said() {
     assert_eq!(text, "You are brief.;Hello <|end|> there;(A greeting.)Hi.;Bye;");
 }
 
+/// Names that transformers knows, with the options of those that have some.
+#[test]
+fn what_templates_may_call_is_there() {
+    let trainers = "{% for m in messages %}{% if loop.first and m.role == \"system\" %}{% continue %}{% endif %}\
+                    <|start|>{{ m.role }}<|message|>{%- generation -%} {{ m.content|tojson }} {%+ endgeneration %}\
+                    <|end|>{% endfor %}<|start|>assistant";
+    let text = text_of(&ids(trainers, &conversation()[..2]).expect("renders"));
+    assert_eq!(text, "<|start|>user<|message|>\"Hello <|end|> there\" <|end|><|start|>assistant");
+    for (template, want) in [
+        (
+            "{{ {'b': 1, 'a': 'é'} | tojson(sort_keys=true, separators=(',', ':'), ensure_ascii=true) }}",
+            r#"{"a":"\u00e9","b":1}"#,
+        ),
+        ("{{ {'b': [1]} | tojson(indent=1) }}", "{\n \"b\": [\n  1\n ]\n}"),
+        ("{{ '  xax '.strip() ~ '|' ~ 'xax'.strip('x') ~ '|' ~ 'xax'.lstrip('x') ~ 'xax'.rstrip('x') }}", "xax|a|axxa"),
+        ("{{ 'a,b'.split(',')[-1] ~ 'ab'.upper() ~ 'abc'.find('c') ~ 'ab'.endswith('b') }}", "bAB2True"),
+        ("{{ 'b'.join(['a', 'c']) ~ 'aXa'.replace('X', 'x').title() }}", "abcAxa"),
+        ("{% for key, value in {'a': 1}.items() %}{{ key }}{{ value }}{% endfor %}{{ {'a': 1}.get('z', 2) }}", "a12"),
+        ("{{ documents is defined }}{{ tools is none }}{% set ns = namespace(n=1) %}{{ ns.n }}", "FalseTrue1"),
+    ] {
+        let text = text_of(&ids(template, &conversation()[..1]).unwrap_or_else(|error| panic!("{template}: {error}")));
+        assert_eq!(text.replace("true", "True").replace("false", "False"), want, "{template}");
+    }
+}
+
+#[test]
+fn what_others_say_of_a_template_is_no_token() {
+    let words = |value: &str| Map::from_iter([("style".to_owned(), value.into()), ("messages".to_owned(), 1.into())]);
+    let of = |value: &str| {
+        let given = Given { messages: conversation(), words_of_others: words(value), ..Given::default() };
+        let template = "{{ style }}{{ messages[0].content }}";
+        prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))
+    };
+    assert_eq!(text_of(&of("Short. ").expect("renders")), "Short. You are brief.");
+    assert!(matches!(of("<|end|>"), Err(ChatTemplateError::Unclear { .. })));
+}
+
+#[test]
+fn calls_say_what_they_say_and_end_no_message() {
+    let call = serde_json::json!({"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": "x<|end|>\"", "b|": [1]}}});
+    let result = TemplateMessage { call: Some(("c".into(), "f".into())), ..TemplateMessage::new("tool", "<|end|>") };
+    let all = vec![TemplateMessage { tool_calls: vec![call], ..TemplateMessage::new("assistant", "") }, result];
+    let template = "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}{{ c.function.name }}=\
+                    {{ c.function.arguments | tojson }}<|call|>{% endfor %}{% else %}{{ m.tool_call_id }}{{ m.content }}\
+                    <|end|>{% endif %}{% endfor %}";
+    let want = ["", r#"f={"a": "x<|end|>\"", "b|": [1]}"#, "<|call|>", "c<|end|>", "<|end|>"];
+    assert_eq!(ids(template, &all).expect("renders"), tokens(&want));
+}
+
 #[test]
 fn what_a_template_refuses_or_never_ends_is_an_error() {
     let error = |source: &str| ids(source, &conversation()).expect_err(source).to_string();
     assert!(error("{% for %}").starts_with("could not compile the chat template: syntax error"));
     assert!(error("{{ raise_exception('no system message') }}").contains("no system message"));
-    assert!(error("{{ strftime_now('%H') }}").contains("found `%H`"));
+    assert!(error("{{ strftime_now('%Q') }}").contains("found `%Q`"));
     let endless = "{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}";
     assert!(error(endless).starts_with("could not render"));
     let long = "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}";

@@ -7,6 +7,8 @@
 //! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
 //! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
 
+use serde_json::Value;
+
 use super::{Given, TemplateMessage};
 
 /// Stands for a character of a message: the last one of Unicode's last private plane.
@@ -33,6 +35,32 @@ impl Masked {
         }
     }
 
+    /// A call, masked where others wrote it: its name and its arguments.
+    fn call(self, call: &Value) -> Value {
+        let mut call = call.clone();
+        for part in ["name", "arguments"] {
+            call["function"][part] = self.value(&call["function"][part]);
+        }
+        call
+    }
+
+    fn value(self, value: &Value) -> Value {
+        match value {
+            Value::String(text) => self.in_json(text).into(),
+            Value::Array(values) => values.iter().map(|value| self.value(value)).collect(),
+            Value::Object(entries) => {
+                entries.iter().map(|(key, value)| (self.in_json(key), self.value(value))).collect()
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => value.clone(),
+        }
+    }
+
+    /// A text that templates write as JSON, where some characters become two: these stay, no name has them.
+    fn in_json(self, text: &str) -> String {
+        let is_masked = |c: char| self.masks(c) && !c.is_control() && !matches!(c, '"' | '\\');
+        text.chars().map(|c| if is_masked(c) { MASK } else { c }).collect()
+    }
+
     /// The same conversation, masked.
     pub(crate) fn given(self, given: &Given) -> Given {
         let text = |text: &String| text.chars().map(|c| if self.masks(c) { MASK } else { c }).collect();
@@ -40,6 +68,8 @@ impl Masked {
             role: message.role.clone(),
             content: text(&message.content),
             thinking: message.thinking.as_ref().map(text),
+            tool_calls: message.tool_calls.iter().map(|call| self.call(call)).collect(),
+            call: message.call.as_ref().map(|(id, name)| (id.clone(), self.in_json(name))),
         };
         Given { messages: given.messages.iter().map(masked).collect(), ..given.clone() }
     }

@@ -38,8 +38,17 @@ pub struct Wanted {
     pub choice: ToolChoice,
     /// The form of the answer; any text if None.
     pub format: Option<AnswerFormat>,
-    /// Whether the model may think first. If not, the prompt already stands in `final`.
-    pub reasoning: bool,
+    pub thoughts: Thoughts,
+}
+
+/// Whether the model thinks first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Thoughts {
+    /// It does not: the prompt stands in the answer, or the model is to answer at once.
+    None,
+    May,
+    /// The prompt has begun them.
+    Begun,
 }
 
 /// Whether tools are called.

@@ -333,6 +333,11 @@ impl Tokenizer {
         self.vocabulary.special(name.as_bytes())
     }
 
+    /// The id of a token, special or not, by all of its bytes.
+    pub fn named(&self, name: &str) -> Option<u32> {
+        self.vocabulary.special(name.as_bytes()).or_else(|| self.vocabulary.id(name.as_bytes()))
+    }
+
     /// Whether an id is that of a special token, whose bytes are a name and no text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)

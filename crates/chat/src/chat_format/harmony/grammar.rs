@@ -1,7 +1,7 @@
 //! The grammar of a generation in harmony.
 
 use crate::grammar::written::{ANY_TEXT, arguments_schema, callable, format_schema, inline, mark, text_input};
-use crate::grammar::{GrammarError, ToolChoice, Wanted};
+use crate::grammar::{GrammarError, Thoughts, ToolChoice, Wanted};
 use crate::harmony::Marks;
 
 /// The grammar of a generation: headers, calls by their schemas, JSON.
@@ -16,7 +16,7 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     if let Some(schema) = &form {
         rules.push(format!("form: {}", inline(schema)));
     }
-    if !wanted.reasoning {
+    if wanted.thoughts == Thoughts::None {
         if must_call {
             return Err(GrammarError::NoRoomForCalls);
         }

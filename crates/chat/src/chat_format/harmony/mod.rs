@@ -56,7 +56,7 @@ impl ChatFormat for HarmonyFormat {
             self.harmony.begin_final(&mut ids)?;
             n_begun += ids.len() - n_before;
         }
-        let begun = Begun { ids: ids[ids.len() - n_begun..].to_vec(), in_answer };
+        let begun = Begun { ids: ids[ids.len() - n_begun..].to_vec(), in_answer, ..Begun::default() };
         Ok(Prompt { ids, begun })
     }
 
@@ -143,7 +143,7 @@ fn plain(turn: &Turn) -> HarmonyTurn {
             MessagePart::Call { name, arguments, is_text: false, .. } => Message::call(name, arguments),
             MessagePart::Call { name, arguments, is_text: true, .. } => Message::text_call(name, arguments),
         },
-        Turn::Result { name, text } => Message::result(name, text.as_str()),
+        Turn::Result { name, text, .. } => Message::result(name, text.as_str()),
     };
     HarmonyTurn::Message(message)
 }
@@ -176,6 +176,8 @@ fn entries(turns: &[Turn]) -> Vec<TemplateMessage> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use serde_json::Map;
+
     use model::tokenizer::Tokenizer;
 
     #[test]
@@ -190,8 +192,15 @@ mod tests {
         let harmony = Harmony::new(Tokenizer::o200k_harmony()).expect("it has the special tokens");
         let of = |turns: &[Turn]| {
             let (thinking, tools) = (Thinking::Usual, &[][..]);
-            let conversation =
-                Conversation { current_date: None, thinking, tools, may_call: false, format: None, turns };
+            let conversation = Conversation {
+                current_date: None,
+                thinking,
+                tools,
+                may_call: false,
+                format: None,
+                turns,
+                words: Map::new(),
+            };
             let written = openai(&conversation);
             harmony.spelled(&harmony.prompt_of(&written[1..], &Limit::NONE).expect("UTF-8"))
         };

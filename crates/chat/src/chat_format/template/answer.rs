@@ -1,90 +1,143 @@
-//! What a model writes after the prompt of a template: its answer, and nothing else.
+//! What a model writes after the prompt of a template, token by token.
 
 use std::mem;
+use std::sync::Arc;
 
-use crate::chat_format::{AnswerEvent, AnswerParser, ChatFormatError, Purpose};
-use crate::{AssistantMessage, MessagePart};
+use super::markup::Markup;
+use super::reader::{Piece, Reader};
+use crate::chat_format::{AnswerEvent, AnswerParser, Begun, ChatFormatError, Purpose};
+use crate::{AssistantMessage, MessagePart, Phase};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::stream::TextStream;
 
-/// An answer without headers, as far as it was read. Special tokens are never text.
+/// An answer, as far as it was read. Special tokens are never text, unless they are marks.
 #[derive(Clone, Debug)]
-pub(super) struct PlainAnswer {
+pub(super) struct TemplateAnswer {
     tokenizer: Tokenizer,
+    markup: Arc<Markup>,
     ends: Vec<u32>,
     goes_on: bool,
     stream: TextStream,
-    text: String,
-    state: State,
+    reader: Reader,
+    /// The message that is open, and its text.
+    open: Option<(Purpose, String)>,
+    ended: Vec<MessagePart>,
+    is_over: bool,
+    n_reasoning_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    Before,
-    /// It is being written.
-    Open,
-    Over,
-}
-
-impl PlainAnswer {
-    pub(super) fn new(tokenizer: Tokenizer, ends: Vec<u32>, goes_on: bool) -> Self {
-        let (stream, text, state) = (TextStream::default(), String::new(), State::Before);
-        Self { tokenizer, ends, goes_on, stream, text, state }
+impl TemplateAnswer {
+    pub(super) fn new(tokenizer: Tokenizer, markup: Arc<Markup>, ends: Vec<u32>, begun: Begun, goes_on: bool) -> Self {
+        let reader = Reader::new(Arc::clone(&markup), begun.tools, begun.in_reasoning);
+        let (stream, open, ended) = (TextStream::default(), None, Vec::new());
+        let (is_over, n_reasoning_tokens) = (false, 0);
+        Self { tokenizer, markup, ends, goes_on, stream, reader, open, ended, is_over, n_reasoning_tokens }
     }
 
-    fn start(&mut self) -> Vec<AnswerEvent> {
-        match mem::replace(&mut self.state, State::Open) {
-            State::Before => vec![AnswerEvent::Started { purpose: Purpose::Answer, tool: None }],
-            State::Open | State::Over => Vec::new(),
+    fn take(&mut self, pieces: Vec<Piece>, events: &mut Vec<AnswerEvent>) {
+        for piece in pieces {
+            match piece {
+                Piece::Thought(text) => self.tell(Purpose::Reasoning, text, events),
+                Piece::Words(text) => self.tell(Purpose::Answer, text, events),
+                Piece::ThoughtEnds => self.close(false, events),
+                Piece::Call(call) => {
+                    self.close(false, events);
+                    let (name, arguments) = (call.name.clone(), call.arguments.clone());
+                    events.push(AnswerEvent::Started { purpose: Purpose::Commentary, tool: Some(call.name) });
+                    events.push(AnswerEvent::Text(call.arguments));
+                    events.push(AnswerEvent::Ended { is_unfinished: false, ids: None });
+                    self.ended.push(MessagePart::Content {
+                        text: format!("{name} {arguments}"),
+                        phase: Some(Phase::Commentary),
+                    });
+                }
+            }
         }
     }
 
-    fn tell(&mut self, text: String, events: &mut Vec<AnswerEvent>) {
+    /// Opens a message, where none for this is open.
+    fn open(&mut self, purpose: Purpose, events: &mut Vec<AnswerEvent>) {
+        if self.open.as_ref().is_none_or(|(open, _)| *open != purpose) {
+            self.close(false, events);
+            events.push(AnswerEvent::Started { purpose, tool: None });
+            self.open = Some((purpose, String::new()));
+        }
+    }
+
+    fn tell(&mut self, purpose: Purpose, text: String, events: &mut Vec<AnswerEvent>) {
+        self.open(purpose, events);
+        if let Some((_, told)) = &mut self.open {
+            told.push_str(&text);
+        }
         if !text.is_empty() {
-            self.text += &text;
             events.push(AnswerEvent::Text(text));
+        }
+    }
+
+    fn close(&mut self, is_unfinished: bool, events: &mut Vec<AnswerEvent>) {
+        let Some((purpose, text)) = self.open.take() else { return };
+        events.push(AnswerEvent::Ended { is_unfinished, ids: None });
+        if !text.is_empty() {
+            self.ended.push(match purpose {
+                Purpose::Reasoning => MessagePart::Reasoning(text),
+                _ => MessagePart::answer(text),
+            });
         }
     }
 
     fn end(&mut self, is_unfinished: bool, events: &mut Vec<AnswerEvent>) {
         let rest = self.stream.finish();
-        self.tell(rest, events);
-        events.push(AnswerEvent::Ended { is_unfinished, ids: None });
-        self.state = State::Over;
+        let mut pieces = self.reader.push(&rest);
+        let is_cut = is_unfinished || self.reader.is_thinking();
+        pieces.extend(self.reader.finish());
+        self.take(pieces, events);
+        self.close(is_cut, events);
+        self.is_over = true;
+    }
+
+    /// The text of a token: a special one has none, but for marks.
+    fn piece(&self, id: u32) -> Vec<u8> {
+        let bytes = self.tokenizer.decode(id).unwrap_or_default(); // an id of no token is none
+        let is_silent = self.tokenizer.is_special(id) && !self.markup.has(&String::from_utf8_lossy(bytes));
+        if is_silent { Vec::new() } else { bytes.to_vec() }
     }
 }
 
-impl AnswerParser for PlainAnswer {
+impl AnswerParser for TemplateAnswer {
     fn push(&mut self, id: u32) -> Vec<AnswerEvent> {
-        if self.is_over() {
-            return Vec::new();
+        let mut events = Vec::new();
+        if self.is_over {
+            return events;
         }
-        let mut events = self.start();
-        if self.ends.contains(&id) && !self.goes_on {
+        if !self.reader.has_marks() {
+            self.open(Purpose::Answer, &mut events);
+        }
+        let was_thinking = self.reader.is_thinking();
+        if !self.ends.contains(&id) {
+            let text = self.stream.push(&self.piece(id));
+            let pieces = self.reader.push(&text);
+            self.take(pieces, &mut events);
+        } else if !self.goes_on {
             self.end(false, &mut events);
-        } else if !self.ends.contains(&id) && !self.tokenizer.is_special(id) {
-            let piece = self.tokenizer.decode(id).map(<[u8]>::to_vec).unwrap_or_default(); // an id of no token is none
-            let text = self.stream.push(&piece);
-            self.tell(text, &mut events);
         }
+        self.n_reasoning_tokens += usize::from(was_thinking || self.reader.is_thinking());
         events
     }
 
     fn finish(&mut self) -> Vec<AnswerEvent> {
         let mut events = Vec::new();
-        if self.state == State::Open {
+        if !mem::replace(&mut self.is_over, true) {
             self.end(true, &mut events);
         }
-        self.state = State::Over;
         events
     }
 
     fn is_over(&self) -> bool {
-        self.state == State::Over
+        self.is_over
     }
 
     fn n_reasoning_tokens(&self) -> usize {
-        0
+        self.n_reasoning_tokens
     }
 
     fn repairs(&self) -> Vec<(&'static str, usize)> {
@@ -92,7 +145,6 @@ impl AnswerParser for PlainAnswer {
     }
 
     fn messages(&self) -> Result<Vec<AssistantMessage>, ChatFormatError> {
-        let has_ended = self.is_over() && !self.text.is_empty();
-        Ok(has_ended.then(|| MessagePart::answer(self.text.clone()).into()).into_iter().collect())
+        Ok(self.ended.iter().cloned().map(AssistantMessage::from).collect())
     }
 }

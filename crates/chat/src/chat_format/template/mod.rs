@@ -1,17 +1,25 @@
-//! The checkpoint's chat template as a chat format: it writes the prompts, and what the model writes after them up to
-//! the end of its turn is its answer.
+//! The checkpoint's chat template as a chat format: it writes the prompts. What the model writes after them up to the
+//! end of its turn is its answer, in which `markup` says how thoughts and calls are marked: `reader` finds them, and
+//! `grammar` holds the model to them.
 
 mod answer;
+mod call;
+mod grammar;
+mod markup;
+mod messages;
+mod reader;
 
-use serde_json::{Map, Value, json};
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
 
 use super::specials::Specials;
 use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking, Untaken};
-use crate::chat_template::{ChatTemplate, ChatTemplateError, Given, TemplateMessage};
-use crate::grammar::written::{ANY_TEXT, format_schema, inline, mark};
-use crate::grammar::{GrammarError, Layout, ToolChoice, Wanted};
-use crate::{BETWEEN_MESSAGES, MessagePart, Tool, Turn};
-use answer::PlainAnswer;
+use crate::chat_template::{ChatTemplate, ChatTemplateError, Given};
+use crate::grammar::{GrammarError, Layout, Wanted};
+use crate::{MessagePart, Turn};
+use answer::TemplateAnswer;
+use markup::Markup;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
 
@@ -19,17 +27,19 @@ use model::tokenizer::limit::Limit;
 #[derive(Debug)]
 pub(super) struct TemplateFormat {
     template: ChatTemplate,
+    markup: Arc<Markup>,
     tokenizer: Tokenizer,
     specials: Specials,
 }
 
 impl TemplateFormat {
     pub(super) fn new(template: ChatTemplate, tokenizer: Tokenizer, specials: Specials) -> Self {
-        Self { template, tokenizer, specials }
+        let markup = Arc::new(Markup::of(template.source(), &tokenizer));
+        Self { template, markup, tokenizer, specials }
     }
 
     /// What the template is given of a conversation.
-    fn given(&self, conversation: &Conversation<'_>) -> Result<Given, ChatFormatError> {
+    fn given(&self, conversation: &Conversation<'_>) -> Given {
         let mut words = Map::new();
         let named = [("bos_token", &self.specials.bos), ("eos_token", &self.specials.eos)];
         words.extend(named.into_iter().filter_map(|(key, name)| Some((key.to_owned(), name.clone()?.into()))));
@@ -41,8 +51,10 @@ impl TemplateFormat {
                 ("reasoning_effort".to_owned(), effort.name().into()),
             ]),
         });
-        let tools = conversation.tools.iter().map(tool).collect();
-        Ok(Given { messages: entries(conversation.turns)?, tools, words })
+        let tools = conversation.tools.iter().map(messages::tool).collect();
+        let id_length = self.markup.calls.as_ref().and_then(|marks| marks.id_length);
+        let messages = messages::messages(conversation.turns, id_length);
+        Given { messages, tools, words, words_of_others: conversation.words.clone() }
     }
 
     /// Whether the template says what it is given, which it may have no place for.
@@ -54,6 +66,13 @@ impl TemplateFormat {
         if !given.tools.is_empty() {
             check(Given { tools: Vec::new(), ..given.clone() }, Untaken::Tools)?;
         }
+        let is_call =
+            |turn: &Turn| matches!(turn, Turn::Assistant(made) if matches!(made.part, MessagePart::Call { .. }));
+        if conversation.turns.iter().any(is_call) {
+            let mut without = given.clone();
+            without.messages.iter_mut().for_each(|message| message.tool_calls.clear());
+            check(without, Untaken::Calls)?;
+        }
         if matches!(conversation.thinking, Thinking::Effort(_)) {
             let mut words = given.words.clone();
             words.retain(|name, _| !["enable_thinking", "reasoning_effort"].contains(&name.as_str()));
@@ -61,23 +80,39 @@ impl TemplateFormat {
         }
         Ok(())
     }
+
+    /// Whether a prompt ends where thoughts begin.
+    fn ends_in_thoughts(&self, ids: &[u32]) -> bool {
+        let Some(marks) = &self.markup.reasoning else { return false };
+        // As many tokens as a mark and blanks behind it may take.
+        let tail = &ids[ids.len().saturating_sub(marks.begin.len() + 4)..];
+        let tail = self.tokenizer.decode_all(tail).unwrap_or_default();
+        String::from_utf8_lossy(&tail).trim_end().ends_with(&marks.begin)
+    }
 }
 
 impl ChatFormat for TemplateFormat {
     /// The date is not told: templates ask for it.
     fn prompt(&self, conversation: &Conversation<'_>, limit: &Limit<'_>) -> Result<Prompt, ChatFormatError> {
-        let given = self.given(conversation)?;
+        let given = self.given(conversation);
         self.check_taken(&given, conversation)?;
         let ids = self.template.prompt_of(&given, &self.tokenizer).map_err(|error| match error {
             ChatTemplateError::Tokenizer(error) => ChatFormatError::Tokenizer(error),
             error => ChatFormatError::OnlyTemplate(error),
         })?;
         limit.check(ids.len())?;
-        Ok(Prompt { ids, begun: Begun::default() })
+        let begun = Begun {
+            ids: Vec::new(),
+            in_answer: conversation.thinking == Thinking::No,
+            in_reasoning: self.ends_in_thoughts(&ids),
+            tools: conversation.tools.iter().filter(|_| conversation.may_call).cloned().collect(),
+        };
+        Ok(Prompt { ids, begun })
     }
 
-    fn answer(&self, _: Begun, goes_on: bool) -> Box<dyn AnswerParser> {
-        Box::new(PlainAnswer::new(self.tokenizer.clone(), self.specials.ends.clone(), goes_on))
+    fn answer(&self, begun: Begun, goes_on: bool) -> Box<dyn AnswerParser> {
+        let (markup, ends) = (Arc::clone(&self.markup), self.specials.ends.clone());
+        Box::new(TemplateAnswer::new(self.tokenizer.clone(), markup, ends, begun, goes_on))
     }
 
     /// The vocabulary's ends: in a chat they end a turn.
@@ -90,23 +125,14 @@ impl ChatFormat for TemplateFormat {
     }
 
     fn reads_calls(&self) -> bool {
-        false
+        self.markup.calls.is_some()
     }
 }
 
 impl Layout for TemplateFormat {
-    /// The answer, and an end.
     fn grammar(&self, wanted: &Wanted) -> Result<String, GrammarError> {
-        if wanted.choice != ToolChoice::None {
-            return Err(GrammarError::NoCalls);
-        }
         self.end_of_answer()?;
-        let ends: Vec<String> = self.specials.ends.iter().map(|&id| mark(id)).collect();
-        let ends = ends.join(" | ");
-        Ok(match &wanted.format {
-            Some(format) => format!("start: form ({ends})\nform: {}", inline(&format_schema(format)?)),
-            None => format!("TEXT: {ANY_TEXT}\nstart: TEXT ({ends})"),
-        })
+        grammar::grammar(wanted, &self.markup, &self.tokenizer, &self.specials.ends)
     }
 
     fn end_of_answer(&self) -> Result<u32, GrammarError> {
@@ -115,49 +141,5 @@ impl Layout for TemplateFormat {
 
     fn usual_beginning(&self) -> Vec<u32> {
         Vec::new()
-    }
-}
-
-/// A tool as OpenAI's API has it, which is how templates take it.
-fn tool(tool: &Tool) -> Value {
-    let mut function = Map::from_iter([("name".to_owned(), Value::from(tool.name.as_str()))]);
-    function.extend(tool.description.iter().map(|text| ("description".to_owned(), text.as_str().into())));
-    function.extend(tool.parameters.iter().map(|schema| ("parameters".to_owned(), schema.clone())));
-    json!({"type": "function", "function": function})
-}
-
-/// Messages. Instructions are system messages, those at the beginning one: many templates look for one, there. What
-/// the assistant said in several messages is one, and what it thought goes before it.
-fn entries(turns: &[Turn]) -> Result<Vec<TemplateMessage>, ChatFormatError> {
-    let mut entries: Vec<TemplateMessage> = Vec::new();
-    let mut thinking: Option<String> = None;
-    for turn in turns {
-        match turn {
-            Turn::System(text) | Turn::Developer(text) if text.is_empty() => {}
-            Turn::System(text) | Turn::Developer(text) => join(&mut entries, "system", text, |all| all.len() == 1),
-            Turn::User(text) => entries.push(TemplateMessage::new("user", text.as_str())),
-            Turn::Assistant(made) => match &made.part {
-                MessagePart::Reasoning(text) => thinking = Some(text.clone()),
-                MessagePart::Content { text, .. } => {
-                    join(&mut entries, "assistant", text, |_| true);
-                    if let (Some(thought), Some(last)) = (thinking.take(), entries.last_mut()) {
-                        last.thinking.get_or_insert(thought);
-                    }
-                }
-                MessagePart::Call { .. } => return Err(ChatFormatError::NotTaken { what: Untaken::Calls }),
-            },
-            Turn::Result { .. } => return Err(ChatFormatError::NotTaken { what: Untaken::Calls }),
-        }
-    }
-    Ok(entries)
-}
-
-/// Adds a message, or its text to the last one, if that is of the same role and may be one with it.
-fn join(entries: &mut Vec<TemplateMessage>, role: &str, text: &str, is_one: impl Fn(&[TemplateMessage]) -> bool) {
-    let may_join = is_one(entries);
-    match entries.last_mut().filter(|last| may_join && last.role == role) {
-        Some(last) if last.content.is_empty() => last.content = text.to_owned(),
-        Some(last) => last.content += &[BETWEEN_MESSAGES, text].concat(),
-        None => entries.push(TemplateMessage::new(role, text)),
     }
 }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use chat::chat_format::ChatFormatError;
-use chat::grammar::{AnswerFormat, GrammarCounts, GrammarError, Grammars, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarCounts, GrammarError, Grammars, Thoughts, ToolChoice, Wanted};
 use chat::harmony::Tool;
 use engine::scheduler::TokenMask;
 use model::tokenizer::Tokenizer;
@@ -143,7 +143,7 @@ fn the_choice_of_tools_and_the_format_decide_what_may_come() {
 #[test]
 fn without_reasoning_the_grammar_begins_in_the_answer() {
     let (tokenizer, grammars) = o200k();
-    let wanted = |format, choice| Wanted { tools: tools(), choice, format, reasoning: false };
+    let wanted = |format, choice| Wanted { tools: tools(), choice, format, thoughts: Thoughts::None };
     let fate = |format, text: &str| {
         let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");
         fate(&grammars, &wanted(format, ToolChoice::Auto), &ids)
