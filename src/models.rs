@@ -154,7 +154,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
             .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes], of which one would be shown")))?,
     };
     let config = shape.config(None);
-    let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(|group| FamilyTensorRow::new(group, &config)).collect();
+    let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(FamilyTensorRow::new).collect();
     let total: u64 = rows.iter().map(|row| row.parameters).sum();
     let library = Library::load(&Library::default_search(None))?;
     let checkpoint = Checkpoint::random(config.clone(), Encoding::default(), 0)?;
@@ -181,11 +181,8 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
 }
 
 impl FamilyTensorRow {
-    fn new(group: &Group, config: &ModelConfig) -> Self {
-        let stored = |format| {
-            let pieces = group.tensor.pieces(format, &config.scope());
-            pieces.into_iter().map(|piece| piece.name).collect::<Vec<_>>().join(" + ")
-        };
+    fn new(group: &Group) -> Self {
+        let stored = |format| group.tensor.names(format).join(" + ");
         let count = group.layers.len();
         Self {
             name: group.tensor.name.clone(),

@@ -310,12 +310,17 @@ mod tests {
     }
 
     #[test]
-    fn the_router_takes_the_lower_of_equal_experts_and_weighs_only_the_chosen() {
-        let case = case(&[("num_experts", 4), ("experts_per_token", 2)], 2);
+    fn the_router_takes_the_lower_of_equal_experts_and_weighs_the_chosen_or_all() {
+        let mut case = case(&[("num_experts", 4), ("experts_per_token", 2)], 2);
+        case.flags.insert("of_all".into(), false);
         let inputs = named([("logit", f32s(&[1.0, 1.0 + 3f64.ln(), 1.0, 1.0, -0.0, 0.0, -1.0, 0.0]))]);
         let outputs = run(&["moe_route".into()], &case, &inputs).unwrap();
         close(&outputs["expert"].values, &[0.0, 1.0, 0.0, 1.0]);
         close(&outputs["route_weight"].values, &[0.25, 0.75, 0.5, 0.5]);
+        case.flags.insert("of_all".into(), true);
+        let outputs = run(&["moe_route".into()], &case, &inputs).unwrap();
+        let total = 3.0 + (-1f64).exp();
+        close(&outputs["route_weight"].values, &[1.0 / 6.0, 0.5, 1.0 / total, 1.0 / total]);
     }
 
     #[test]
@@ -346,7 +351,9 @@ mod tests {
     /// One token, sent to both experts.
     fn moe_case() -> (Case, Tensors) {
         let dims = [("hidden_size", 1), ("intermediate_size", 1), ("num_experts", 2), ("experts_per_token", 2)];
-        let case = Case { constants: BTreeMap::from([("swiglu_limit".into(), 7.0)]), ..case(&dims, 1) };
+        let constants = [("swiglu_limit", 7.0), ("swiglu_alpha", 1.702), ("swiglu_offset", 1.0)];
+        let constants = constants.map(|(name, number)| (name.to_owned(), number)).into();
+        let case = Case { constants, flags: [("has_bias".into(), true)].into(), ..case(&dims, 1) };
         let routing =
             [("expert_begin", u32s(&[0, 1, 2])), ("assignment", u32s(&[0, 1])), ("active_expert", u32s(&[0, 1]))];
         (case, named(routing))
@@ -361,6 +368,18 @@ mod tests {
         let sigmoid = |v: f64| 1.0 / (1.0 + (-v).exp());
         let want = [2.0 * sigmoid(1.702 * 2.0) * -6.0, 7.0 * sigmoid(1.702 * 7.0) * 2.0];
         close(&run_one("moe_mlp1", &case, inputs, "y"), &want);
+    }
+
+    #[test]
+    fn swiglu_of_1_and_0_without_clamps_and_biases_is_silu_and_mul() {
+        let (mut case, mut inputs) = moe_case();
+        for (name, number) in [("swiglu_limit", 3e38), ("swiglu_alpha", 1.0), ("swiglu_offset", 0.0)] {
+            case.constants.insert(name.into(), number);
+        }
+        case.flags.insert("has_bias".into(), false);
+        inputs.extend(named([("x", f32s(&[1.0])), ("weight", f32s(&[2.0, -9.0, 20.0, 0.5]))]));
+        let silu = |v: f64| v / (1.0 + (-v).exp());
+        close(&run_one("moe_mlp1", &case, inputs, "y"), &[-9.0 * silu(2.0), 0.5 * silu(20.0)]);
     }
 
     #[test]

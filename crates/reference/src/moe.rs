@@ -38,7 +38,7 @@ pub(super) fn is_narrow(case: &Case, logit: &Output) -> bool {
 }
 
 /// The experts_per_token largest logits, of equal ones the lower expert, in rising order of expert; the softmax over
-/// them.
+/// them, or with `of_all` over all.
 pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (logit, chosen) = (tensor(inputs, "logit")?, case.dim("experts_per_token")?);
     let (mut expert, mut weight) = (Vec::new(), Vec::new());
@@ -47,9 +47,13 @@ pub(super) fn route(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceE
         order.truncate(chosen);
         order.sort_unstable();
         let max = order.iter().map(|&e| row[e]).fold(f64::NEG_INFINITY, f64::max);
-        let total: f64 = order.iter().map(|&e| (row[e] - max).exp()).sum();
+        let power = |logit: f64| (logit - max).exp();
+        let total: f64 = match case.flag("of_all")? {
+            true => row.iter().map(|&logit| power(logit)).sum(),
+            false => order.iter().map(|&e| power(row[e])).sum(),
+        };
         expert.extend(order.iter().map(|&e| e as f64));
-        weight.extend(order.iter().map(|&e| (row[e] - max).exp() / total));
+        weight.extend(order.iter().map(|&e| power(row[e]) / total));
     }
     Ok(Outputs::from([("expert".into(), Output::plain(expert)), ("route_weight".into(), Output::plain(weight))]))
 }
@@ -128,11 +132,22 @@ pub(super) fn mlp1_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     let (n_rows, size) = (n_experts * 2 * intermediate_size, 3.0 * (hidden_size as f64).powf(-0.5));
     let mut inputs = grouped(case, &routing(case, random)?)?;
     inputs.extend(random_rows(case.dtype("weight")?, "weight", [n_rows, hidden_size], sizes(case, size), random));
-    inputs.extend(named([
-        ("x", activations(case, n_tokens * hidden_size, random)),
-        ("bias", random.normals(case.dtype("bias")?, n_rows, 1.0)),
-    ]));
+    inputs.extend(named([("x", activations(case, n_tokens * hidden_size, random))]));
+    add_bias(case, n_rows, random, &mut inputs)?;
     Ok(inputs)
+}
+
+fn add_bias(case: &Case, n: usize, random: &mut Random, inputs: &mut Tensors) -> Result<(), ReferenceError> {
+    if case.flag("has_bias")? {
+        inputs.extend(named([("bias", random.normals(case.dtype("bias")?, n, 1.0))]));
+    }
+    Ok(())
+}
+
+/// What is added to row `n` of all experts' rows.
+fn biases<'a>(case: &Case, inputs: &'a Tensors) -> Result<impl Fn(usize) -> f64 + 'a, ReferenceError> {
+    let bias = case.flag("has_bias")?.then(|| tensor(inputs, "bias")).transpose()?;
+    Ok(move |n: usize| bias.map_or(0.0, |bias| bias.values()[n]))
 }
 
 /// The kind of inputs whose rows of blocks have scales of all sizes, a size each. Numbers of x are whole 32nds, exact
@@ -155,30 +170,36 @@ fn sizes(case: &Case, size: f64) -> Sizes {
     if case.wants(WIDE_SCALES) { Sizes::ByRow(size) } else { Sizes::Alike(size) }
 }
 
-/// y[a, i] = g * sigmoid(1.702 g) * (u + 1), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h = weight[e]
-/// x[t] + bias[e]. 1.702 and the clamps: OpenAI's gpt_oss/torch/model.py, swiglu.
+/// y[a, i] = g * sigmoid(alpha g) * (u + offset), g = min(h[2i], limit), u = clamp(h[2i + 1], -limit, limit), h =
+/// weight[e] x[t] (+ bias[e]). OpenAI's gpt_oss/torch/model.py, swiglu, has 1.702 and 1; silu(g) u has 1, 0 and no
+/// clamps.
 pub(super) fn mlp1(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
     let (limit, chosen) = (case.constant("swiglu_limit")?, case.dim("experts_per_token")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", hidden_size)?, tensor(inputs, "bias")?);
+    let (alpha, offset) = (case.constant("swiglu_alpha")?, case.constant("swiglu_offset")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", hidden_size)?, biases(case, inputs)?);
     let mut y = vec![(f64::NAN, 0.0); case.n_tokens()? * chosen * intermediate_size];
     for (e, a) in assignments(inputs)? {
         let x = &x.values()[a / chosen * hidden_size..][..hidden_size];
         let h = |n: usize| {
             let row = e * 2 * intermediate_size + n;
             let (dot, size) = dot(x, &weight[row * hidden_size..][..hidden_size]);
-            (dot + bias.values()[row], size + bias.values()[row].abs())
+            (dot + bias(row), size + bias(row).abs())
         };
         for i in 0..intermediate_size {
             let ((gate, gate_size), (up, up_size)) = (h(2 * i), h(2 * i + 1));
             // NaN stays NaN, as in torch.clamp; `min` would give the limit.
             let (gate, up) = (if gate > limit { limit } else { gate }, up.clamp(-limit, limit));
-            let value = gate / (1.0 + (-1.702 * gate).exp()) * (up + 1.0);
-            y[a * intermediate_size + i] = (value, (gate_size + up_size) * (limit + 1.0));
+            let value = gate / (1.0 + (-alpha * gate).exp()) * (up + offset);
+            let largest = if limit < UNREACHED { limit } else { gate.abs().max(up.abs()) };
+            y[a * intermediate_size + i] = (value, (gate_size + up_size) * (largest + 1.0));
         }
     }
     Ok(only("y", Output::scaled(y)))
 }
+
+/// A limit above this clamps nothing.
+const UNREACHED: f64 = 1e30;
 
 pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
@@ -199,18 +220,18 @@ pub(super) fn mlp2_inputs(case: &Case, random: &mut Random) -> Result<Tensors, R
     ));
     inputs.extend(named([
         ("x", activations(case, n_tokens * chosen * intermediate_size, random)),
-        ("bias", random.normals(case.dtype("bias")?, n_experts * hidden_size, 1.0)),
         ("route_weight", Tensor::rounded(Dtype::F32, route_weight)),
         ("residual", random.normals(Dtype::F32, n_tokens * hidden_size, 1.0)),
     ]));
+    add_bias(case, n_experts * hidden_size, random, &mut inputs)?;
     Ok(inputs)
 }
 
-/// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] + bias[e])[c], e the k-th expert of token t, a
-/// = t * K + k.
+/// y[t, c] = residual[t, c] + sum_k route_weight[t, k] * (weight[e] x[a] (+ bias[e]))[c], e the k-th expert of token
+/// t, a = t * K + k.
 pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (hidden_size, intermediate_size) = (case.dim("hidden_size")?, case.dim("intermediate_size")?);
-    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", intermediate_size)?, tensor(inputs, "bias")?);
+    let (x, weight, bias) = (tensor(inputs, "x")?, rows(inputs, "weight", intermediate_size)?, biases(case, inputs)?);
     let (route_weight, chosen) = (tensor(inputs, "route_weight")?, case.dim("experts_per_token")?);
     let mut y: Vec<(f64, f64)> = tensor(inputs, "residual")?.values().iter().map(|&r| (r, r.abs())).collect();
     for (e, a) in assignments(inputs)? {
@@ -219,8 +240,8 @@ pub(super) fn mlp2(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceEr
             let row = e * hidden_size + c;
             let (dot, size) = dot(x, &weight[row * intermediate_size..][..intermediate_size]);
             let at = &mut y[a / chosen * hidden_size + c];
-            at.0 += route_weight.values()[a] * (dot + bias.values()[row]);
-            at.1 += route_weight.values()[a] * (size + bias.values()[row].abs());
+            at.0 += route_weight.values()[a] * (dot + bias(row));
+            at.1 += route_weight.values()[a] * (size + bias(row).abs());
         }
     }
     Ok(only("y", Output::scaled(y)))

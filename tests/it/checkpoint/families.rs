@@ -14,7 +14,7 @@ use crate::fixtures::program::{argument, file, parse_ids, repository, run};
 use crate::graph::forward::{MIXED, drain, greedy, load_checkpoint};
 
 /// The folders, and what is a model in each: the folder itself, or a file of it.
-const MODELS: [(&str, &str); 8] = [
+const MODELS: [(&str, &str); 11] = [
     ("qwen2", "."),
     ("qwen2", "model.gguf"),
     ("qwen2-window", "."),
@@ -23,6 +23,9 @@ const MODELS: [(&str, &str); 8] = [
     ("mistral", "."),
     ("qwen3", "."),
     ("qwen3", "model.gguf"),
+    ("qwen3-moe", "."),
+    ("qwen3-moe", "model.gguf"),
+    ("qwen3-moe-dense", "."),
 ];
 
 fn path(folder: &str, name: &str) -> PathBuf {

@@ -300,8 +300,8 @@ fn the_program_takes_such_a_file_and_says_what_is_wrong_with_others() {
             "expected `)` for every `(`",
         ),
         (
-            "h     = moe_mlp1(a, experts.first)",
-            "h     = moe_mlp1(a, experts.first)\nb     = rmsnorm(x, mlp.norm, eps = 1e-5)",
+            "swiglu_offset = 1.0)",
+            "swiglu_offset = 1.0)\nb     = rmsnorm(x, mlp.norm, eps = 1e-5)",
             "moe_mlp1(a",
             "`b`: expected a statement behind it that uses it",
         ),

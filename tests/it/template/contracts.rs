@@ -120,10 +120,10 @@ DOT
     double h[2];
     for (u32 j = 0; j < 2; ++j) {
       const size_t row = ((size_t)e * N + i) * 2 + j;
-      h[j] = dot(x + (size_t)(a / {{ experts_per_token }}) * K, weight, scale, row) + f32_from_{{ bias }}(bias[row]);
+      h[j] = dot(x + (size_t)(a / {{ experts_per_token }}) * K, weight, scale, row) + BIAS;
     }
     const double gate = h[0] > limit ? limit : h[0], up = h[1] > limit ? limit : h[1] < -limit ? -limit : h[1];
-    y[(size_t)a * N + i] = activation_from_f32((f32)(gate / (1.0 + __builtin_exp(-1.702 * gate)) * (up + 1.0)));
+    y[(size_t)a * N + i] = activation_from_f32((f32)(gate / (1.0 + __builtin_exp(-ALPHA * gate)) * (up + OFFSET)));
   }
 }
 "#;
@@ -149,7 +149,7 @@ DOT
         const u32 a = assignment[i];
         const size_t row = (size_t)e * N + c;
         if (a / N_CHOSEN == block_x)
-          sum += route_weight[a] * (dot(x + (size_t)a * K, weight, scale, row) + f32_from_{{ bias }}(bias[row]));
+          sum += route_weight[a] * (dot(x + (size_t)a * K, weight, scale, row) + BIAS);
       }
     y[(size_t)block_x * N + c] = (f32)sum;
   }
@@ -157,7 +157,11 @@ DOT
 "#;
 
 fn mxfp4(kernel: &str, nibble: &str) -> String {
-    kernel.replace("DOT", &MXFP4_DOT.replace("NIBBLE", nibble))
+    let dot = MXFP4_DOT.replace("NIBBLE", nibble);
+    let bias = r#"{{ "f32_from_" ~ bias ~ "(bias[row])" if has_bias else "0.0f" }}"#;
+    let number = |name: &str| format!("(double){{{{ {name} | f32 }}}}");
+    let kernel = kernel.replace("DOT", &dot).replace("BIAS", bias);
+    kernel.replace("ALPHA", &number("swiglu_alpha")).replace("OFFSET", &number("swiglu_offset"))
 }
 
 #[test]

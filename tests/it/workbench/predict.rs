@@ -82,7 +82,8 @@ fn tiles_that_are_not_full_are_counted_whole_and_blocks_without_a_tile_not_at_al
     let dims = [("hidden_size", 2880), ("intermediate_size", 2880), ("num_experts", 4), ("experts_per_token", 2)];
     let problem = Problem {
         dims: dims.map(|(name, value)| (name.to_owned(), value)).into(),
-        constants: [("swiglu_limit".to_owned(), 7.0)].into(),
+        constants: ["swiglu_limit", "swiglu_alpha", "swiglu_offset"].map(|name| (name.to_owned(), 1.0)).into(),
+        flags: [("has_bias".to_owned(), true)].into(),
         dtypes: [("weight".to_owned(), Dtype::Mxfp4), ("bias".to_owned(), Dtype::Bf16)].into(),
         ..Problem::plain("moe_mlp1", Precision::Bf16)
     };

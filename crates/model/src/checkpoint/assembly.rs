@@ -132,7 +132,7 @@ impl Taking<'_> {
         let wanted = if takes_blocks { Form::Number } else { Form::Plain };
         let Some(pieces) = self.pieces(inventory, group, l, names, wanted) else { return };
         let order = match (group.tensor.spelled(names), group.tensor.stack()) {
-            (Spelled::Stacked(_), Some(Stack::InTurn)) => ElementOrder::Interleaved,
+            (Spelled::Stacked(names), Some(Stack::InTurn)) => ElementOrder::Interleaved { at_once: names.len() },
             (Spelled::Same(_) | Spelled::Stacked(_), _) => ElementOrder::Concatenated,
             (Spelled::Transposed(_), _) => ElementOrder::Transposed { n_rows: group.shape[group.shape.len() - 2] },
         };
@@ -159,7 +159,7 @@ impl Taking<'_> {
     ) -> Option<Vec<Option<F8Scales>>> {
         let named = group.tensor.pieces(names, &self.dims);
         let scales = pieces.iter().zip(named).map(|(piece, StoredPiece { name, shape, .. })| {
-            let name = self.format.name_in(name, group, l);
+            let name = self.format.name_in(&name, group, l);
             is_f8(piece).then(|| F8Scales::take(inventory, &name, &shape))
         });
         let scales: Vec<Option<Option<F8Scales>>> = scales.collect();
@@ -223,7 +223,10 @@ impl Taking<'_> {
         parts: [TensorInfo; 2],
     ) -> [Option<Tensor>; 2] {
         let Some(pieces) = self.pieces(inventory, group, l, names, Form::Mxfp4Blocks) else { return [None, None] };
-        let order = if pieces.len() == 1 { ElementOrder::Concatenated } else { ElementOrder::Interleaved };
+        let order = match pieces.len() {
+            1 => ElementOrder::Concatenated,
+            at_once => ElementOrder::Interleaved { at_once },
+        };
         let file_offset = Some(pieces[0].file_offset);
         let format = parts[0].dtype.format().expect("codes are of a format");
         let step = |piece: &StoredTensor, is_codes: bool| match piece.stored.codec {
@@ -274,7 +277,7 @@ impl FileLayout {
             let (Spelled::Same(name) | Spelled::Transposed(name)) = group.tensor.spelled(self.names) else {
                 return false;
             };
-            let first = |name: &str| inventory.get(&self.name_in(name, &group, 0));
+            let first = |name: &str| inventory.get(&self.name_in(name, &group, group.layers[0]));
             match self.mxfp4 {
                 Mxfp4::Apart { codes, .. } => first(&format!("{name}{codes}")).is_some(),
                 Mxfp4::Blocks => {
@@ -328,7 +331,7 @@ fn rearranged(
 ) -> Rearranged {
     let row_len = match order {
         ElementOrder::Concatenated | ElementOrder::Transposed { .. } if shape.len() > 1 => shape[shape.len() - 1],
-        ElementOrder::Interleaved if shape.len() > 2 => shape[shape.len() - 1],
+        ElementOrder::Interleaved { .. } if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
     let piece = |((piece, scales), pairs): ((StoredTensor, Option<F8Scales>), &Option<usize>)| {

@@ -15,6 +15,9 @@ use hint::Hint;
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
 
+/// The longest list of numbers that is read: conditions look through it for every layer.
+const MAX_LIST: usize = 4096;
+
 /// Ways of quantising of which types and scales of tensors say the rest.
 const QUANTIZED: [&str; 2] = ["fp8", "compressed-tensors"];
 
@@ -132,7 +135,10 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
         let dim = family.dim(name).map(keys).filter(|keys| !keys.is_empty());
         file.missing(&dim.unwrap_or_else(|| vec![name]))
     };
-    let config = ModelConfig::from_values(family, dim, number, missing)?;
+    let mut config = ModelConfig::from_values(family, dim, number, missing)?;
+    for list in &family.lists {
+        config = config.with_list(list, file.list(&list.json)?);
+    }
     config.check()?;
     file.check_layers(&config)?;
     Ok(config)
@@ -339,6 +345,16 @@ impl<'a> Object<'a> {
     fn required_dimension(&self, family: &'static Family, name: &str, key: &str) -> Result<usize, ConfigFileError> {
         let dim = family.dim(name).expect("the family's reader saw that it is there");
         self.dimension(dim, &[key])?.ok_or_else(|| self.missing(&[key]))
+    }
+
+    /// Whole numbers; none where no key is there.
+    fn list(&self, keys: &'static [String]) -> Result<Vec<usize>, ConfigFileError> {
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let Some(found) = self.any(&keys)? else { return Ok(Vec::new()) };
+        let whole = |value: &Value| value.as_u64().and_then(|value| usize::try_from(value).ok());
+        let list =
+            found.as_array().filter(|list| list.len() <= MAX_LIST).and_then(|list| list.iter().map(whole).collect());
+        list.ok_or_else(|| self.refused(keys[0], &format!("a list of {MAX_LIST} whole numbers at most"), found))
     }
 
     fn number(&self, key: &str) -> Result<Option<f64>, ConfigFileError> {

@@ -40,8 +40,12 @@ pub(crate) struct Piece {
 pub(crate) enum ElementOrder {
     /// One piece after the other.
     Concatenated,
-    /// Row 0 of every piece, then row 1 of every piece, …; the pieces are equally long.
-    Interleaved,
+    /// Row 0 of each of the first pieces, then row 1 of each of them, …; then the same of the next ones. The pieces are
+    /// equally long.
+    Interleaved {
+        /// How many pieces take turns.
+        at_once: usize,
+    },
     /// One piece, a run of matrices of (row_len, n_rows), becomes (n_rows, row_len) each.
     Transposed {
         /// Rows of one of the results.
@@ -172,9 +176,10 @@ impl Rearranged {
         );
         match order {
             ElementOrder::Concatenated => {}
-            ElementOrder::Interleaved => {
-                assert!(rows.windows(2).all(|pair| pair[0] == pair[1]), "the pieces are equally long")
-            }
+            ElementOrder::Interleaved { at_once } => assert!(
+                rows.len().is_multiple_of(at_once) && rows.windows(2).all(|pair| pair[0] == pair[1]),
+                "the pieces are equally long"
+            ),
             ElementOrder::Transposed { n_rows: rows } => assert!(pieces.len() == 1 && n_rows.is_multiple_of(rows)),
         }
         Self { pieces: pieces.into(), order, row_len, len_bytes: n_rows * row_bytes }
@@ -269,7 +274,7 @@ impl Rearranged {
         assert_eq!(to.len(), self.len_bytes, "the tensor fills its place");
         match self.order {
             ElementOrder::Concatenated => self.concatenate(to),
-            ElementOrder::Interleaved => self.interleave(to),
+            ElementOrder::Interleaved { at_once } => self.interleave(to, at_once),
             ElementOrder::Transposed { n_rows } => self.transpose(to, n_rows),
         }
     }
@@ -291,7 +296,7 @@ impl Rearranged {
                     row -= n_rows;
                 }
             }
-            ElementOrder::Interleaved => (&self.pieces[row % self.pieces.len()], row / self.pieces.len()),
+            ElementOrder::Interleaved { at_once } => self.in_turn(row, at_once),
             ElementOrder::Transposed { .. } => panic!("a row is a column of what is stored"),
         };
         let stored = piece.step.stored_bytes(self.row_len);
@@ -327,11 +332,18 @@ impl Rearranged {
         }
     }
 
-    fn interleave(&self, to: &mut [u8]) {
-        let (n, rows) = (self.pieces.len(), TASK_BYTES.div_ceil(self.row_bytes()));
-        to.par_chunks_mut(rows * n * self.row_bytes()).enumerate().for_each(|(task, to)| {
+    /// Whose row becomes row `row`, and which, where `at_once` pieces take turns.
+    fn in_turn(&self, row: usize, at_once: usize) -> (&Piece, usize) {
+        let of_turn = at_once * self.pieces[0].rows(self.row_len);
+        let (turn, row) = (row / of_turn, row % of_turn);
+        (&self.pieces[turn * at_once + row % at_once], row / at_once)
+    }
+
+    fn interleave(&self, to: &mut [u8], at_once: usize) {
+        let rows = TASK_BYTES.div_ceil(self.row_bytes());
+        to.par_chunks_mut(rows * self.row_bytes()).enumerate().for_each(|(task, to)| {
             for (i, to) in to.chunks_mut(self.row_bytes()).enumerate() {
-                let (piece, row) = (&self.pieces[i % n], task * rows + i / n);
+                let (piece, row) = self.in_turn(task * rows + i, at_once);
                 let stored = piece.step.stored_bytes(self.row_len);
                 piece.run(row, &piece.bytes[row * stored..][..stored], to);
             }

@@ -14,7 +14,7 @@ use super::slice::{Cut, Slice};
 use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::config::tensor_parallel::{FEATURES, HEAD_DIM, HEADS, KV_HEADS, NO_CUT_HINT, TpRank, UnevenDimensions};
+use crate::config::tensor_parallel::{HEAD_DIM, HEADS, KV_HEADS, NO_CUT_HINT, TpRank, UnevenDimensions};
 use crate::family::Sharding;
 use hint::Hint;
 
@@ -80,6 +80,18 @@ fn rule(whole: &ModelConfig, name: &str) -> (Sharding, Option<String>) {
     (tensor.cut, is_parameter.then(of))
 }
 
+/// Hidden features that a tensor has rows or columns of; of others 0.
+fn n_features(whole: &ModelConfig, name: &str) -> usize {
+    let Some((tensor, _)) = whole.family.tensor(name) else { return 0 };
+    let shape = tensor.shape(&whole.scope());
+    match tensor.cut {
+        Sharding::GateAndUpRows => shape.get(1).map_or(0, |rows| rows / 2),
+        Sharding::GateRowsUpRows => shape[0] / 2,
+        Sharding::FeatureColumns => shape[shape.len() - 1],
+        _ => 0,
+    }
+}
+
 /// How many columns of numbers there are to what a tensor consists of.
 #[derive(Clone, Copy)]
 struct Grain {
@@ -104,7 +116,7 @@ impl TpRank {
     fn check_blocks(self, tensor: &Tensor, grain: Grain, whole: &ModelConfig) -> Result<(), TensorParallelError> {
         let columns = match rule(whole, &tensor.name).0 {
             Sharding::QueryHeadColumns => whole.dim(HEADS) / self.size * whole.dim(HEAD_DIM),
-            Sharding::FeatureColumns => self.features(whole.dim(FEATURES)).1,
+            Sharding::FeatureColumns => self.features(n_features(whole, &tensor.name)).1,
             _ => return Ok(()),
         };
         if tensor.dtype.format().is_some() && !columns.is_multiple_of(grain.block) {
@@ -118,8 +130,9 @@ impl TpRank {
     fn cut(self, tensor: &Tensor, grain: Grain, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
         let (rule, of) = rule(whole, &tensor.name);
         let (is_parameter, Grain { block, element }) = (of.is_some(), grain);
-        let [head_dim, num_attention_heads, num_key_value_heads, intermediate_size] =
-            [HEAD_DIM, HEADS, KV_HEADS, FEATURES].map(|name| whole.dim(name));
+        let [head_dim, num_attention_heads, num_key_value_heads] =
+            [HEAD_DIM, HEADS, KV_HEADS].map(|name| whole.dim(name));
+        let intermediate_size = n_features(whole, &tensor.name);
         let scaled = |range: Range<usize>, by: usize| range.start * by..range.end * by;
         let (features, n_features) = self.features(intermediate_size);
         let shape = &tensor.shape;

@@ -12,7 +12,7 @@ use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
 use crate::family::check::{self, ATTENTION};
-use crate::family::{self, Dim, Family, FamilyError, Number, Shape};
+use crate::family::{self, Dim, Family, FamilyError, List, Number, Shape};
 use expression::{Expression, Scope};
 use hint::Hint;
 
@@ -32,6 +32,8 @@ pub struct ModelConfig {
     others: BTreeMap<&'static str, usize>,
     /// Its numbers that need not be whole.
     numbers: BTreeMap<&'static str, f32>,
+    /// Its lists of whole numbers.
+    lists: BTreeMap<&'static str, Vec<usize>>,
     /// What a file divides each pair's angle by, one by one; empty where none does.
     rope_divisors: Vec<f32>,
 }
@@ -42,6 +44,7 @@ impl PartialEq for ModelConfig {
         std::ptr::eq(self.family, other.family)
             && self.dimensions().eq(other.dimensions())
             && self.numbers == other.numbers
+            && self.lists == other.lists
             && self.rope_divisors == other.rope_divisors
     }
 }
@@ -55,6 +58,9 @@ impl Serialize for ModelConfig {
         }
         for (name, value) in &self.numbers {
             map.serialize_entry(name, value)?;
+        }
+        for (name, list) in &self.lists {
+            map.serialize_entry(name, list)?;
         }
         if !self.rope_divisors.is_empty() {
             map.serialize_entry("rope_divisors", &self.rope_divisors)?;
@@ -125,7 +131,7 @@ impl ModelConfig {
     /// The same and what the family's file computes of them, for expressions.
     pub fn scope(&self) -> Arc<Scope> {
         let dims = family::scope(self.dimensions());
-        if self.family.facts.is_empty() {
+        if self.family.facts.is_empty() && self.lists.is_empty() {
             return dims;
         }
         let mut known = dims.known().clone();
@@ -134,6 +140,7 @@ impl ModelConfig {
             let value = fact.whole(&dims).unwrap_or_default();
             known.insert(name.clone(), Value::from(value));
         }
+        known.extend(self.lists.iter().map(|(&name, list)| (name.to_owned(), Value::from(list.clone()))));
         Arc::new(Scope::new(known))
     }
 
@@ -282,8 +289,15 @@ impl ModelConfig {
             max_seq_len: take("max_seq_len"),
             others: dims,
             numbers,
+            lists: family.lists.iter().map(|list| (list.name.as_str(), Vec::new())).collect(),
             rope_divisors: Vec::new(),
         })
+    }
+
+    /// The same model with another list.
+    pub(crate) fn with_list(mut self, list: &'static List, values: Vec<usize>) -> Self {
+        self.lists.insert(&list.name, values);
+        self
     }
 
     /// The model of a family with these dimensions and numbers; those left out have their defaults.

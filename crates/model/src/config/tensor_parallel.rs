@@ -22,6 +22,8 @@ pub(crate) const HEADS: &str = "num_attention_heads";
 pub(crate) const KV_HEADS: &str = "num_key_value_heads";
 pub(crate) const HEAD_DIM: &str = "head_dim";
 pub(crate) const FEATURES: &str = "intermediate_size";
+/// The features of layers without experts, in families that have both and call them so.
+pub(crate) const DENSE_FEATURES: &str = "dense_intermediate_size";
 
 /// The dimensions of a model cannot be shared out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -87,7 +89,8 @@ impl TpRank {
             return Err(UnevenDimensions::Heads { size: self.size, kv_heads });
         }
         let part = whole.clone().with(HEADS, whole.dim(HEADS) / self.size).with(KV_HEADS, kv_heads / self.size);
-        Ok(part.with(FEATURES, self.features(whole.dim(FEATURES)).1))
+        let features = [FEATURES, DENSE_FEATURES].into_iter().filter_map(|name| Some((name, whole.get(name)?)));
+        Ok(features.fold(part, |part, (name, n)| part.with(name, self.features(n).1)))
     }
 }
 

@@ -11,15 +11,17 @@ mod error;
 mod file;
 pub mod known;
 pub mod layer;
+mod tensor;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use minijinja::Value;
-use serde::Deserialize;
 
 pub use error::FamilyError;
 pub use known::{known, named};
+pub(crate) use tensor::{Draw, Pairs, Sharding, Spelled, Stack};
+pub use tensor::{FamilyTensor, NamingScheme, StoredPiece};
 
 use layer::{Operand, Statement};
 
@@ -43,6 +45,8 @@ pub struct Family {
     /// The dimensions, which are whole numbers.
     pub dims: Vec<Dim>,
     pub numbers: Vec<Number>,
+    /// Lists of whole numbers, which conditions ask for what is in them.
+    pub(crate) lists: Vec<List>,
     /// What is computed of the dimensions, by name.
     pub(crate) facts: BTreeMap<String, Expression>,
     /// How positions become angles.
@@ -156,6 +160,14 @@ pub struct Number {
     pub(crate) default: Option<f64>,
 }
 
+/// Whole numbers of a model, as many as its file has; none where it does not say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct List {
+    pub(crate) name: String,
+    /// Its keys in `config.json`.
+    pub(crate) json: Vec<String>,
+}
+
 /// A value that must be as expected.
 #[derive(Clone, Debug)]
 pub(crate) enum Expected {
@@ -173,135 +185,6 @@ pub struct Shape {
     pub(crate) name: String,
     /// Every dimension and every number but those that have a default.
     pub(crate) values: BTreeMap<String, f64>,
-}
-
-/// A tensor that a model has once, or once in every layer.
-#[derive(Clone, Debug)]
-pub struct FamilyTensor {
-    /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
-    pub name: String,
-    /// Whether every layer has one.
-    pub(crate) per_layer: bool,
-    /// Whether it is a matrix of all experts, which may be quantised.
-    pub is_expert: bool,
-    /// Whether it is left as it is where matrices are quantised.
-    pub(crate) is_exact: bool,
-    /// Only where this holds: over dimensions, and the number of the `layer`.
-    when: Option<Expression>,
-    /// Elements of each dimension, outermost first.
-    shape: Vec<Expression>,
-    /// What it is made of, by [`NamingScheme`].
-    spelled: [Spelled; NamingScheme::ALL.len()],
-    /// How stored tensors are put together where one stands for several.
-    stack: Option<Stack>,
-    /// Stored tensors of GGUF whose rows are in another order.
-    pairs: Option<Pairs>,
-    /// What a device has of it.
-    pub(crate) cut: Sharding,
-    /// How a random one is drawn.
-    pub(crate) draw: Draw,
-}
-
-/// Where tensors have names of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NamingScheme {
-    /// OpenAI's original checkpoints, whose names are ours.
-    OpenAi,
-    /// Hugging Face's transformers.
-    HuggingFace,
-    /// GGUF files, as llama.cpp's converter writes them.
-    Gguf,
-    /// The same as Ollama's converter writes them: what a family does not name has the names of the others.
-    Ollama,
-}
-
-impl NamingScheme {
-    pub(crate) const ALL: [Self; 4] = [Self::OpenAi, Self::HuggingFace, Self::Gguf, Self::Ollama];
-}
-
-/// What a tensor is made of in a format.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Spelled {
-    /// The tensor of this name, as it is.
-    Same(String),
-    /// Those of these names, put together as the tensor's [`Stack`] says.
-    Stacked(Vec<String>),
-    /// With its innermost two dimensions swapped; as it is in MXFP4.
-    Transposed(String),
-}
-
-/// How stored tensors are put together.
-#[derive(Clone, Debug)]
-pub(crate) enum Stack {
-    /// One behind the other; the number of rows of each.
-    Rows(Vec<Expression>),
-    /// Row by row in turn: each has as many as the others, of the second dimension.
-    InTurn,
-}
-
-/// Stored tensors in whose heads neighbouring rows rotate together: row `2 i + s` of a head is row `s * rows / 2 + i`
-/// of ours, where s is 0 or 1.
-#[derive(Clone, Debug)]
-pub(crate) struct Pairs {
-    /// Their names in GGUF.
-    gguf: Vec<String>,
-    /// Rows of a head.
-    rows: Expression,
-}
-
-/// A stored tensor that one of the model's is made of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredPiece<'a> {
-    /// Its name; of a tensor in a layer, what follows the layer's number.
-    pub name: &'a str,
-    /// Its shape, outermost dimension first.
-    pub(crate) shape: Vec<usize>,
-    /// Rows of a head, where neighbouring ones rotate together.
-    pub(crate) pairs: Option<usize>,
-}
-
-/// What a device has of a tensor that several share.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
-pub(crate) enum Sharding {
-    #[default]
-    #[serde(rename = "whole")]
-    Whole,
-    /// Rows: of the query heads, of the key heads and of the value heads its own.
-    #[serde(rename = "head rows")]
-    HeadRows,
-    /// Rows: of its query heads.
-    #[serde(rename = "query head rows")]
-    QueryHeadRows,
-    /// Columns: of its query heads.
-    #[serde(rename = "query head columns")]
-    QueryHeadColumns,
-    /// Rows of each expert: gates and ups, in turn, of its hidden features.
-    #[serde(rename = "gate and up rows")]
-    GateAndUpRows,
-    /// Rows: all gates of its hidden features, then all ups.
-    #[serde(rename = "gate rows, up rows")]
-    GateRowsUpRows,
-    /// Columns: of its hidden features, or their blocks.
-    #[serde(rename = "feature columns")]
-    FeatureColumns,
-    /// Rows: of its ids, where the devices divide the vocabulary.
-    #[serde(rename = "vocabulary rows")]
-    VocabularyRows,
-    /// All on the first device, zeros elsewhere: what is added once.
-    #[serde(rename = "first device")]
-    FirstDevice,
-}
-
-/// The uniform distribution of a random tensor's elements.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Draw {
-    /// From `centre - reach` to `centre + reach`.
-    Around { centre: f32, reach: f32 },
-    /// Around 0, with this standard deviation.
-    Deviation(f32),
-    /// Around 0, with the standard deviation `1/sqrt(inputs)`, inputs being the last dimension: activations keep their
-    /// size from layer to layer.
-    Matrix,
 }
 
 impl Family {
@@ -386,74 +269,4 @@ pub(crate) const NEEDED: [&str; 4] = ["vocab_size", "hidden_size", "num_hidden_l
 pub(crate) fn scope<'a>(dims: impl IntoIterator<Item = (&'a str, usize)>) -> Arc<Scope> {
     let known = dims.into_iter().map(|(name, value)| (name.to_owned(), Value::from(value)));
     Arc::new(Scope::new(known.collect()))
-}
-
-impl FamilyTensor {
-    /// Whether a statement's name stands for it, or for it and others.
-    pub(crate) fn is_of(&self, name: &str) -> bool {
-        self.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']))
-    }
-
-    /// The layers that have it in a model of these dimensions; of a tensor outside of the layers, 0 if there is one.
-    pub(crate) fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
-        let candidates = 0..if self.per_layer { n_layers } else { 1 };
-        let Some(when) = &self.when else { return candidates.collect() };
-        let holds = |l: &usize| when.holds(&Arc::new(in_layer(dims, *l))).unwrap_or_else(|error| panic!("{error}"));
-        candidates.filter(holds).collect()
-    }
-
-    /// Its shape in a model of these dimensions, outermost first. They must lie in their ranges.
-    pub fn shape(&self, dims: &Arc<Scope>) -> Vec<usize> {
-        self.shape.iter().map(|expression| value(expression, dims)).collect()
-    }
-
-    /// What it is made of in a format.
-    pub(crate) fn spelled(&self, format: NamingScheme) -> &Spelled {
-        &self.spelled[format as usize]
-    }
-
-    /// How that is put together.
-    pub(crate) fn stack(&self) -> Option<&Stack> {
-        self.stack.as_ref()
-    }
-
-    fn piece<'a>(
-        &self,
-        name: &'a String,
-        shape: Vec<usize>,
-        format: NamingScheme,
-        dims: &Arc<Scope>,
-    ) -> StoredPiece<'a> {
-        let is_paired = |pairs: &&Pairs| format == NamingScheme::Gguf && pairs.gguf.contains(name);
-        let pairs = self.pairs.as_ref().filter(is_paired).map(|pairs| value(&pairs.rows, dims));
-        StoredPiece { name, shape, pairs }
-    }
-
-    /// The stored tensors that it is made of in a format.
-    pub fn pieces(&self, format: NamingScheme, dims: &Arc<Scope>) -> Vec<StoredPiece<'_>> {
-        let shape = self.shape(dims);
-        match (self.spelled(format), &self.stack) {
-            (Spelled::Same(name), _) => vec![self.piece(name, shape, format, dims)],
-            (Spelled::Transposed(name), _) => {
-                let mut turned = shape.clone();
-                turned.swap(shape.len() - 1, shape.len() - 2);
-                vec![self.piece(name, turned, format, dims)]
-            }
-            (Spelled::Stacked(names), Some(Stack::Rows(rows))) => {
-                let of = |rows: &Expression| [&[value(rows, dims)], &shape[1..]].concat();
-                names.iter().zip(rows).map(|(name, rows)| self.piece(name, of(rows), format, dims)).collect()
-            }
-            (Spelled::Stacked(names), _) => {
-                let mut part = shape.clone();
-                part[1] /= names.len();
-                names.iter().map(|name| self.piece(name, part.clone(), format, dims)).collect()
-            }
-        }
-    }
-}
-
-/// Shapes are products of few dimensions, which are below 2^31.
-fn value(expression: &Expression, dims: &Arc<Scope>) -> usize {
-    let value = expression.whole(dims).unwrap_or_else(|error| panic!("{error}"));
-    usize::try_from(value).unwrap_or(usize::MAX)
 }

@@ -129,6 +129,39 @@ fn layers_have_the_windows_that_transformers_gives_them() {
 }
 
 #[test]
+fn layers_without_experts_are_those_that_a_file_names_or_leaves_out() {
+    let of = |more: Value| {
+        let mut config = dense("qwen3_moe", json!({"moe_intermediate_size": 20, "num_experts": 5}));
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        config["num_experts_per_tok"] = json!(2);
+        read_json(&config)
+    };
+    let dense = |more: Value| -> Vec<usize> {
+        let config = of(more).unwrap();
+        let groups = crate::checkpoint::tensors::groups(&config);
+        let of = |name: &str| groups.iter().find(|group| group.tensor.name == name).map(|group| group.layers.clone());
+        let (dense, sparse) = (of("mlp.down.weight").unwrap_or_default(), of("mlp.mlp2_weight").unwrap_or_default());
+        assert!((0..4).all(|l| dense.contains(&l) != sparse.contains(&l)), "{dense:?} {sparse:?}");
+        dense
+    };
+    assert_eq!(dense(json!({})), [0; 0]);
+    assert_eq!(dense(json!({"mlp_only_layers": [0, 3]})), [0, 3]);
+    assert_eq!(dense(json!({"decoder_sparse_step": 2, "mlp_only_layers": [3]})), [0, 2, 3]);
+    let norm = |more: Value| of(more).unwrap().dim("norm_topk_prob");
+    assert_eq!((norm(json!({})), norm(json!({"norm_topk_prob": true}))), (0, 1));
+    for (more, message) in [
+        (json!({"mlp_only_layers": [0, -1]}), "`mlp_only_layers` is [0,-1], expected a list of"),
+        (json!({"mlp_only_layers": 3}), "`mlp_only_layers` is 3, expected a list of"),
+        (json!({"use_sliding_window": true}), "`use_sliding_window` is true, expected false"),
+        (json!({"num_local_experts": 6}), "`num_local_experts` is 6, expected 5, as in `num_experts`"),
+        (json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}), "`rope_scaling.rope_type` is \"yarn\""),
+    ] {
+        let error = of(more).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{error}");
+    }
+}
+
+#[test]
 fn scaled_positions_are_computed_or_refused_by_their_name() {
     let llama3 = json!({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4,
         "original_max_position_embeddings": 64});

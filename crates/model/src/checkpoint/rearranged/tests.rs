@@ -46,7 +46,7 @@ fn rows_are_put_one_after_the_other_or_by_turns() {
         let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, row_len);
         assert_eq!(made(&joined), f32s(0..2 * n));
         let by_turns = (0..2 * rows).flat_map(|r| (0..row_len).map(move |c| (r % 2 * rows + r / 2) * row_len + c));
-        assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, row_len)), f32s(by_turns));
+        assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved { at_once: 2 }, row_len)), f32s(by_turns));
     }
     let uneven = [0..6, 6..8, 8..10].map(|values| piece(f32s(values))).to_vec();
     let uneven = Rearranged::new(uneven, ElementOrder::Concatenated, 2);
@@ -70,7 +70,10 @@ fn pieces_of_different_types_become_one() {
     let pieces = vec![piece(f32s(7..9)), half];
     let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 1);
     assert_eq!(made(&joined), f32s([7, 8, 1, 2].into_iter()));
-    assert_eq!(made(&Rearranged::new(pieces, ElementOrder::Interleaved, 1)), f32s([7, 1, 8, 2].into_iter()));
+    assert_eq!(
+        made(&Rearranged::new(pieces, ElementOrder::Interleaved { at_once: 2 }, 1)),
+        f32s([7, 1, 8, 2].into_iter())
+    );
     assert_eq!(joined.stored().collect::<Vec<_>>(), [Number::F32, Number::F16]);
     let rounded: Vec<u8> = [7.0, 8.0, 1.0, 2.0].iter().flat_map(|&v| bf16::from_f32(v).to_le_bytes()).collect();
     assert_eq!(made(&joined.with_dtype(Dtype::Bf16)), rounded);
@@ -104,9 +107,10 @@ fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
     let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
     let pieces = |step| vec![Piece { step, ..piece(row([1, 2])) }, Piece { step, ..piece(row([3, 4])) }];
     let format = Dtype::Mxfp4.format().expect("in blocks");
-    let scales = Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), ElementOrder::Interleaved, 2);
+    let scales =
+        Rearranged::new(pieces(ElementConversion::Parameter(format, 0)), ElementOrder::Interleaved { at_once: 2 }, 2);
     assert_eq!(made(&scales), [1, 2, 3, 4]);
-    let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), ElementOrder::Interleaved, 64);
+    let codes = Rearranged::new(pieces(ElementConversion::Codes(format)), ElementOrder::Interleaved { at_once: 2 }, 64);
     let want: Vec<u8> = [0x11, 0x22, 0x33, 0x44].iter().flat_map(|&pair| [pair; 16]).collect();
     assert_eq!(made(&codes), want);
 }

@@ -1,22 +1,19 @@
 //! A family's file: reading it, and everything that can be checked without a model.
 
 mod tables;
+mod tensors;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use toml::Spanned;
 
 use tables::{
-    DimTable, DrawTable, ExpectedTable, FamilyTable, ForwardTable, NumberTable, OtherLayer, RopeTable, ScalingName,
-    SpelledTable, StackTable, TensorTable, Transposed, Whole,
+    DimTable, ExpectedTable, FamilyTable, ForwardTable, NumberTable, OtherLayer, RopeTable, ScalingName, Whole,
 };
 
 use super::layer::{self, Names, Statement};
-use super::{
-    Dim, Draw, Expected, Family, FamilyError, FamilyTensor, Forward, NamingScheme, Number, Pairs, Rope, RopeScaling,
-    Shape, Spelled, Stack,
-};
+use super::{Dim, Expected, Family, FamilyError, FamilyTensor, Forward, List, Number, Rope, RopeScaling, Shape};
 use data::{Origin, Place, SourceFile};
 use expression::Expression;
 
@@ -31,7 +28,12 @@ impl Family {
             place: place(&source, error.span().unwrap_or(0..0)),
             message: error.message().to_owned(),
         })?;
-        let file = File { source, dims: table.dims.keys().cloned().collect() };
+        let lists =
+            table.lists.iter().map(|(name, list)| List { name: name.clone(), json: list.json.list() }).collect();
+        let file = File { source, dims: table.dims.keys().cloned().collect(), lists };
+        if let Some((_, dim)) = table.dims.iter().find(|(name, _)| table.lists.contains_key(*name)) {
+            return Err(file.wrong(dim, "dims", "names that no list has", "one of a list"));
+        }
         let name = table.name.get_ref();
         let is_of_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.is_empty() || !name.chars().all(is_of_name) {
@@ -84,6 +86,7 @@ impl Family {
             path: path.to_owned(),
             dims,
             numbers,
+            lists: file.lists,
             facts,
             rope,
             tensors,
@@ -108,6 +111,8 @@ struct File {
     source: SourceFile,
     /// The names that its expressions may use.
     dims: Vec<String>,
+    /// And those of layers.
+    lists: Vec<List>,
 }
 
 impl File {
@@ -134,7 +139,8 @@ impl File {
 
     /// The same of a layer: its number is a name too.
     fn condition_of_layer(&self, text: &Spanned<String>) -> Result<Expression, FamilyError> {
-        let names: Vec<String> = self.dims.iter().cloned().chain(["layer".to_owned()]).collect();
+        let lists = self.lists.iter().map(|list| list.name.clone());
+        let names: Vec<String> = self.dims.iter().cloned().chain(lists).chain(["layer".to_owned()]).collect();
         self.expression_of(text.get_ref(), text, &names)
     }
 
@@ -188,7 +194,13 @@ impl File {
         let names = |is_needed: fn(&FamilyTensor) -> bool| Names {
             tensors: in_layers().collect(),
             needed: in_layers().filter(|tensor| is_needed(tensor)).collect(),
-            dims: self.dims.iter().chain(facts.keys()).cloned().collect(),
+            dims: self
+                .dims
+                .iter()
+                .chain(facts.keys())
+                .chain(self.lists.iter().map(|list| &list.name))
+                .cloned()
+                .collect(),
             numbers: numbers.iter().map(|number| number.name.clone()).collect(),
         };
         let read = |text: &Spanned<String>, names: &Names| {
@@ -303,147 +315,10 @@ impl File {
         let values = values.iter().map(|(name, value)| (name.clone(), *value.get_ref())).collect();
         Ok(Shape { name: name.to_owned(), values })
     }
-
-    fn tensor(&self, table: &TensorTable) -> Result<FamilyTensor, FamilyError> {
-        let name = table.name.get_ref();
-        let shape: Vec<Expression> =
-            table.shape.get_ref().iter().map(|n| self.expression(n.get_ref(), n)).collect::<Result<_, _>>()?;
-        if shape.is_empty() || table.experts && shape.len() != 3 {
-            let expected = if table.experts { "three dimensions of `experts`" } else { "at least one dimension" };
-            return Err(self.wrong(&table.shape, name, expected, &shape.len().to_string()));
-        }
-        let stack = table.stack.as_ref().map(|stack| self.stack(name, stack, shape.len())).transpose()?;
-        let spelled = |format| match table.spelled(format) {
-            None => Ok(Spelled::Same(name.clone())),
-            Some(spelled) => self.spelled(name, spelled, shape.len(), stack.as_ref()),
-        };
-        let [openai, hf, gguf, ollama] = NamingScheme::ALL.map(spelled);
-        let spelled = [openai?, hf?, gguf?, ollama?];
-        let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
-        let pairs = table.pairs.as_ref().map(|pairs| {
-            let names = match &spelled[NamingScheme::Gguf as usize] {
-                Spelled::Same(name) | Spelled::Transposed(name) => std::slice::from_ref(name),
-                Spelled::Stacked(names) => names,
-            };
-            match pairs.get_ref().gguf.iter().find(|name| !names.contains(name)) {
-                Some(other) => Err(self.wrong(pairs, name, "names that `gguf` has", &format!("`{other}`"))),
-                None => Ok(Pairs {
-                    gguf: pairs.get_ref().gguf.clone(),
-                    rows: self.expression(&pairs.get_ref().rows, pairs)?,
-                }),
-            }
-        });
-        let pairs = pairs.transpose()?;
-        let (per_layer, is_expert, is_exact, cut) = (table.layer, table.experts, table.exact, table.cut);
-        let when = table.when.as_ref().map(|when| match per_layer {
-            true => self.condition_of_layer(when),
-            false => self.expression(when.get_ref(), when),
-        });
-        let when = when.transpose()?;
-        let name = name.clone();
-        Ok(FamilyTensor { name, per_layer, is_expert, is_exact, when, shape, spelled, stack, pairs, cut, draw })
-    }
-
-    /// Checks that no name stands for two tensors, neither here nor in any format.
-    fn no_two_alike(&self, tables: &[TensorTable], tensors: &[FamilyTensor]) -> Result<(), FamilyError> {
-        let mut names = HashSet::new();
-        for TensorTable { name, .. } in tables {
-            if !names.insert(name.get_ref()) {
-                return Err(self.wrong(name, name.get_ref(), "a name that no other tensor has", "it a second time"));
-            }
-        }
-        for format in NamingScheme::ALL {
-            let mut owners = HashMap::new();
-            for (table, tensor) in tables.iter().zip(tensors) {
-                let names = match tensor.spelled(format) {
-                    Spelled::Same(name) | Spelled::Transposed(name) => std::slice::from_ref(name),
-                    Spelled::Stacked(names) => names,
-                };
-                for stored in names {
-                    let Some(owner) = owners.insert((tensor.per_layer, stored), &tensor.name) else { continue };
-                    let expected = "stored names that no other tensor has";
-                    let found = format!("`{stored}`, which `{owner}` has");
-                    return Err(match table.spelled(format) {
-                        Some(at) => self.wrong(at, &tensor.name, expected, &found),
-                        None => self.wrong(&table.name, &tensor.name, expected, &found),
-                    });
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn stack(&self, name: &str, stack: &Spanned<StackTable>, n_dims: usize) -> Result<Stack, FamilyError> {
-        match stack.get_ref() {
-            StackTable::Rows(rows) => {
-                Ok(Stack::Rows(rows.iter().map(|n| self.expression(n, stack)).collect::<Result<_, _>>()?))
-            }
-            StackTable::Word(word) if word == "in turn" && n_dims > 1 => Ok(Stack::InTurn),
-            StackTable::Word(word) if word == "in turn" => {
-                Err(self.wrong(stack, name, "two dimensions or more: rows in turn are those of the second", "one"))
-            }
-            StackTable::Word(word) => {
-                Err(self.wrong(stack, name, "a list of numbers of rows, or \"in turn\"", &format!("{word:?}")))
-            }
-        }
-    }
-
-    fn spelled(
-        &self,
-        name: &str,
-        spelled: &Spanned<SpelledTable>,
-        n_dims: usize,
-        stack: Option<&Stack>,
-    ) -> Result<Spelled, FamilyError> {
-        match spelled.get_ref() {
-            SpelledTable::Same(stored) => Ok(Spelled::Same(stored.clone())),
-            SpelledTable::Transposed(Transposed { transposed }) if n_dims > 1 => {
-                Ok(Spelled::Transposed(transposed.clone()))
-            }
-            SpelledTable::Transposed(_) => Err(self.wrong(spelled, name, "two dimensions to swap", "one")),
-            SpelledTable::Stacked(stored) => match stack {
-                None => Err(self.wrong(spelled, name, "`stack`, which says how these are put together", "none")),
-                Some(Stack::Rows(rows)) if rows.len() != stored.len() => {
-                    let expected = format!("{} names, as `stack` has numbers of rows", rows.len());
-                    Err(self.wrong(spelled, name, &expected, &stored.len().to_string()))
-                }
-                Some(_) if stored.len() < 2 => Err(self.wrong(spelled, name, "two names or more", "fewer")),
-                Some(_) => Ok(Spelled::Stacked(stored.clone())),
-            },
-        }
-    }
-
-    fn draw(&self, name: &str, draw: &Spanned<DrawTable>) -> Result<Draw, FamilyError> {
-        let positive = |number: f32| number.is_finite() && number > 0.0;
-        match *draw.get_ref() {
-            DrawTable { centre: None, reach: None, deviation: Some(deviation) } if positive(deviation) => {
-                Ok(Draw::Deviation(deviation))
-            }
-            DrawTable { centre, reach: Some(reach), deviation: None }
-                if positive(reach) && centre.is_none_or(f32::is_finite) =>
-            {
-                Ok(Draw::Around { centre: centre.unwrap_or(0.0), reach })
-            }
-            _ => Err(self.wrong(
-                draw,
-                name,
-                "`reach` above 0, with `centre` or without, or `deviation` above 0 alone",
-                "another `draw`",
-            )),
-        }
-    }
 }
 
 /// Layers are gone through one by one.
 const MAX_LAYERS: i64 = 65_536;
-
-/// The formats in the order of [`FamilyTensor::spelled`].
-const _: () = assert!(
-    NamingScheme::OpenAi as usize == 0
-        && NamingScheme::HuggingFace as usize == 1
-        && NamingScheme::Gguf as usize == 2
-        && NamingScheme::Ollama as usize == 3
-);
 
 #[cfg(test)]
 mod tests;

@@ -19,6 +19,8 @@ pub(super) struct FamilyTable {
     pub(crate) dims: BTreeMap<String, Spanned<DimTable>>,
     #[serde(default)]
     pub(crate) numbers: BTreeMap<String, Spanned<NumberTable>>,
+    #[serde(default)]
+    pub(crate) lists: BTreeMap<String, ListTable>,
     #[serde(default, rename = "let")]
     pub(crate) facts: BTreeMap<String, Spanned<String>>,
     pub(crate) rope: Spanned<RopeTable>,
@@ -131,6 +133,12 @@ pub(super) struct NumberTable {
     #[serde(default)]
     pub(crate) gguf: Keys,
     pub(crate) default: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ListTable {
+    pub(crate) json: Keys,
 }
 
 #[derive(Default, Deserialize)]

@@ -1,7 +1,7 @@
 //! What a family's file says, and what is wrong with some.
 
 use super::*;
-use crate::family::{Sharding, scope};
+use crate::family::{Draw, NamingScheme, Sharding, scope};
 use hint::Hint;
 
 /// A family of one tensor.
@@ -72,7 +72,7 @@ fn a_file_says_what_a_tensor_is_in_every_format() {
     let [tensor] = &family.tensors[..] else { panic!("one tensor") };
     let dims = scope([("hidden_size", 6), ("head_dim", 4), ("num_attention_heads", 3), ("num_key_value_heads", 1)]);
     let pieces = |format| -> Vec<(String, Vec<usize>)> {
-        tensor.pieces(format, &dims).into_iter().map(|piece| (piece.name.to_owned(), piece.shape)).collect()
+        tensor.pieces(format, &dims).into_iter().map(|piece| (piece.name.into_owned(), piece.shape)).collect()
     };
     let named = |pieces: &[(&str, &[usize])]| -> Vec<(String, Vec<usize>)> {
         pieces.iter().map(|(name, shape)| (name.to_string(), shape.to_vec())).collect()

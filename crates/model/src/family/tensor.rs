@@ -1,0 +1,236 @@
+//! A tensor of a family: its names and shape in every format, and what is made of it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use serde::Deserialize;
+
+use super::in_layer;
+use expression::{Expression, Scope};
+
+/// A tensor that a model has once, or once in every layer.
+#[derive(Clone, Debug)]
+pub struct FamilyTensor {
+    /// The canonical name; of a tensor in a layer, what follows `block.{l}.`.
+    pub name: String,
+    /// Whether every layer has one.
+    pub(crate) per_layer: bool,
+    /// Whether it is a matrix of all experts, which may be quantised.
+    pub is_expert: bool,
+    /// Whether it is left as it is where matrices are quantised.
+    pub(crate) is_exact: bool,
+    /// Only where this holds: over dimensions, and the number of the `layer`.
+    pub(super) when: Option<Expression>,
+    /// Elements of each dimension, outermost first.
+    pub(super) shape: Vec<Expression>,
+    /// What it is made of, by [`NamingScheme`].
+    pub(super) spelled: [Spelled; NamingScheme::ALL.len()],
+    /// How stored tensors are put together where one stands for several.
+    pub(super) stack: Option<Stack>,
+    /// Stored tensors of GGUF whose rows are in another order.
+    pub(super) pairs: Option<Pairs>,
+    /// What a device has of it.
+    pub(crate) cut: Sharding,
+    /// How a random one is drawn.
+    pub(crate) draw: Draw,
+}
+
+/// Where tensors have names of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NamingScheme {
+    /// OpenAI's original checkpoints, whose names are ours.
+    OpenAi,
+    /// Hugging Face's transformers.
+    HuggingFace,
+    /// GGUF files, as llama.cpp's converter writes them.
+    Gguf,
+    /// The same as Ollama's converter writes them: what a family does not name has the names of the others.
+    Ollama,
+}
+
+impl NamingScheme {
+    pub(crate) const ALL: [Self; 4] = [Self::OpenAi, Self::HuggingFace, Self::Gguf, Self::Ollama];
+}
+
+/// What a tensor is made of in a format.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Spelled {
+    /// The tensor of this name, as it is.
+    Same(String),
+    /// Those of these names, put together as the tensor's [`Stack`] says.
+    Stacked(Vec<String>),
+    /// With its innermost two dimensions swapped; as it is in MXFP4.
+    Transposed(String),
+}
+
+/// What stands for an expert's number, in names of tensors that each expert has.
+pub(crate) const EXPERT: &str = "{e}";
+
+/// How stored tensors are put together.
+#[derive(Clone, Debug)]
+pub(crate) enum Stack {
+    /// One behind the other; the number of rows of each.
+    Rows(Vec<Expression>),
+    /// Row by row in turn: each has as many as the others, of the second dimension.
+    InTurn,
+}
+
+/// Stored tensors in whose heads neighbouring rows rotate together: row `2 i + s` of a head is row `s * rows / 2 + i`
+/// of ours, where s is 0 or 1.
+#[derive(Clone, Debug)]
+pub(crate) struct Pairs {
+    /// Their names in GGUF.
+    pub(super) gguf: Vec<String>,
+    /// Rows of a head.
+    pub(super) rows: Expression,
+}
+
+/// A stored tensor that one of the model's is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredPiece<'a> {
+    /// Its name; of a tensor in a layer, what follows the layer's number.
+    pub name: Cow<'a, str>,
+    /// Its shape, outermost dimension first.
+    pub(crate) shape: Vec<usize>,
+    /// Rows of a head, where neighbouring ones rotate together.
+    pub(crate) pairs: Option<usize>,
+}
+
+/// What a device has of a tensor that several share.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub(crate) enum Sharding {
+    #[default]
+    #[serde(rename = "whole")]
+    Whole,
+    /// Rows: of the query heads, of the key heads and of the value heads its own.
+    #[serde(rename = "head rows")]
+    HeadRows,
+    /// Rows: of its query heads.
+    #[serde(rename = "query head rows")]
+    QueryHeadRows,
+    /// Columns: of its query heads.
+    #[serde(rename = "query head columns")]
+    QueryHeadColumns,
+    /// Rows of each expert: gates and ups, in turn, of its hidden features.
+    #[serde(rename = "gate and up rows")]
+    GateAndUpRows,
+    /// Rows: all gates of its hidden features, then all ups.
+    #[serde(rename = "gate rows, up rows")]
+    GateRowsUpRows,
+    /// Columns: of its hidden features, or their blocks.
+    #[serde(rename = "feature columns")]
+    FeatureColumns,
+    /// Rows: of its ids, where the devices divide the vocabulary.
+    #[serde(rename = "vocabulary rows")]
+    VocabularyRows,
+    /// All on the first device, zeros elsewhere: what is added once.
+    #[serde(rename = "first device")]
+    FirstDevice,
+}
+
+/// The uniform distribution of a random tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Draw {
+    /// From `centre - reach` to `centre + reach`.
+    Around { centre: f32, reach: f32 },
+    /// Around 0, with this standard deviation.
+    Deviation(f32),
+    /// Around 0, with the standard deviation `1/sqrt(inputs)`, inputs being the last dimension: activations keep their
+    /// size from layer to layer.
+    Matrix,
+}
+
+impl FamilyTensor {
+    /// Whether a statement's name stands for it, or for it and others.
+    pub(crate) fn is_of(&self, name: &str) -> bool {
+        self.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']))
+    }
+
+    /// The layers that have it in a model of these dimensions; of a tensor outside of the layers, 0 if there is one.
+    pub(crate) fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
+        let candidates = 0..if self.per_layer { n_layers } else { 1 };
+        let Some(when) = &self.when else { return candidates.collect() };
+        let holds = |l: &usize| when.holds(&Arc::new(in_layer(dims, *l))).unwrap_or_else(|error| panic!("{error}"));
+        candidates.filter(holds).collect()
+    }
+
+    /// Its shape in a model of these dimensions, outermost first. They must lie in their ranges.
+    pub fn shape(&self, dims: &Arc<Scope>) -> Vec<usize> {
+        self.shape.iter().map(|expression| value(expression, dims)).collect()
+    }
+
+    /// What it is made of in a format.
+    pub(crate) fn spelled(&self, format: NamingScheme) -> &Spelled {
+        &self.spelled[format as usize]
+    }
+
+    /// How that is put together.
+    pub(crate) fn stack(&self) -> Option<&Stack> {
+        self.stack.as_ref()
+    }
+
+    /// The names of the stored tensors that it is made of in a format, as the family's file has them.
+    pub fn names(&self, format: NamingScheme) -> &[String] {
+        self.spelled(format).names()
+    }
+
+    fn piece<'a>(
+        &self,
+        name: &'a String,
+        shape: Vec<usize>,
+        format: NamingScheme,
+        dims: &Arc<Scope>,
+    ) -> StoredPiece<'a> {
+        let is_paired = |pairs: &&Pairs| format == NamingScheme::Gguf && pairs.gguf.contains(name);
+        let pairs = self.pairs.as_ref().filter(is_paired).map(|pairs| value(&pairs.rows, dims));
+        StoredPiece { name: Cow::Borrowed(name), shape, pairs }
+    }
+
+    /// The stored tensors that it is made of in a format.
+    pub(crate) fn pieces(&self, format: NamingScheme, dims: &Arc<Scope>) -> Vec<StoredPiece<'_>> {
+        let shape = self.shape(dims);
+        let names = self.names(format);
+        if names.iter().any(|name| name.contains(EXPERT)) {
+            let mut of_one = shape[1..].to_vec();
+            of_one[0] /= names.len();
+            let of = |e: usize| {
+                let named = move |name: &String| Cow::Owned(name.replace(EXPERT, &e.to_string()));
+                let shape = of_one.clone();
+                names.iter().map(move |name| StoredPiece { name: named(name), shape: shape.clone(), pairs: None })
+            };
+            return (0..shape[0]).flat_map(of).collect();
+        }
+        match (self.spelled(format), &self.stack) {
+            (Spelled::Same(name), _) => vec![self.piece(name, shape, format, dims)],
+            (Spelled::Transposed(name), _) => {
+                let mut turned = shape.clone();
+                turned.swap(shape.len() - 1, shape.len() - 2);
+                vec![self.piece(name, turned, format, dims)]
+            }
+            (Spelled::Stacked(names), Some(Stack::Rows(rows))) => {
+                let of = |rows: &Expression| [&[value(rows, dims)], &shape[1..]].concat();
+                names.iter().zip(rows).map(|(name, rows)| self.piece(name, of(rows), format, dims)).collect()
+            }
+            (Spelled::Stacked(names), _) => {
+                let mut part = shape.clone();
+                part[1] /= names.len();
+                names.iter().map(|name| self.piece(name, part.clone(), format, dims)).collect()
+            }
+        }
+    }
+}
+
+impl Spelled {
+    pub(crate) fn names(&self) -> &[String] {
+        match self {
+            Self::Same(name) | Self::Transposed(name) => std::slice::from_ref(name),
+            Self::Stacked(names) => names,
+        }
+    }
+}
+
+/// Shapes are products of few dimensions, which are below 2^31.
+fn value(expression: &Expression, dims: &Arc<Scope>) -> usize {
+    let value = expression.whole(dims).unwrap_or_else(|error| panic!("{error}"));
+    usize::try_from(value).unwrap_or(usize::MAX)
+}
