@@ -46,6 +46,12 @@ pub enum BpeError {
         left: String,
         right: String,
     },
+    /// Tokens of several bytes, which nothing would give.
+    #[error("{n_tokens} tokens have several bytes, and there are no merges")]
+    NoMerges {
+        /// Such tokens.
+        n_tokens: usize,
+    },
     /// A merge that is not a pair.
     #[error("merge {index}, `{found}`, is not two texts with a blank between them")]
     NoPair {
@@ -138,11 +144,17 @@ impl SpelledBpe {
         for (text, id) in &self.unused {
             slots.put(text, *id, text.clone().into(), TokenKind::Unused)?;
         }
+        let mut n_merged = 0;
         for (text, id) in &self.tokens {
             let is_added = slots.has(text, *id);
             if !is_added {
-                slots.put(text, *id, spelling.bytes(text, *id)?, TokenKind::Ordinary)?;
+                let bytes = spelling.bytes(text, *id)?;
+                n_merged += usize::from(bytes.len() > 1);
+                slots.put(text, *id, bytes, TokenKind::Ordinary)?;
             }
+        }
+        if self.merges.is_empty() && n_merged > 0 {
+            return Err(BpeError::NoMerges { n_tokens: n_merged });
         }
         let mut vocabulary = slots.vocabulary();
         // Real vocabularies lack bytes that no text has, or few: those are left out of what is encoded.
@@ -319,6 +331,7 @@ mod tests {
         refused(|s| s.added.push(("<|x|>".into(), 257)), "two tokens have the id 257, the second is `he`");
         refused(|s| s.tokens[256].0 = "日".into(), "the token 256, `日`, has the character '日'");
         refused(|s| s.tokens.retain(|(_, id)| *id != 0x21), "no token stands for the byte 0x21 alone");
+        refused(|s| s.merges.clear(), "3 tokens have several bytes, and there are no merges");
         refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, is not of two tokens");
     }
 }
