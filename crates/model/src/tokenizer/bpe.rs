@@ -87,6 +87,8 @@ pub struct SpelledBpe {
     pub tokens: Vec<(String, u32)>,
     /// Tokens that are names and stand for themselves: control tokens for the most part.
     pub added: Vec<(String, u32)>,
+    /// The same, but that prompts always have them, whoever wrote them.
+    pub in_prompts: Vec<(String, u32)>,
     /// Tokens that nothing gives.
     pub unused: Vec<(String, u32)>,
     /// Pairs that merge, first the one that merges first.
@@ -136,10 +138,14 @@ impl SpelledBpe {
 
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
         let spelling = Spelling::new();
-        let n_tokens = vocab_size.max(self.tokens.len() + self.added.len() + self.unused.len());
+        let n_listed = self.tokens.len() + self.added.len() + self.in_prompts.len() + self.unused.len();
+        let n_tokens = vocab_size.max(n_listed);
         let mut slots = Slots { tokens: vec![None; n_tokens] };
         for (text, id) in &self.added {
             slots.put(text, *id, text.clone().into(), TokenKind::Special)?;
+        }
+        for (text, id) in &self.in_prompts {
+            slots.put(text, *id, text.clone().into(), TokenKind::Added)?;
         }
         for (text, id) in &self.unused {
             slots.put(text, *id, text.clone().into(), TokenKind::Unused)?;
@@ -208,7 +214,9 @@ impl Slots {
     /// Whether this very token is there already: some files list added tokens among the others too.
     fn has(&self, text: &str, id: u32) -> bool {
         let slot = self.tokens.get(id as usize).and_then(Option::as_ref);
-        slot.is_some_and(|token| token.bytes == text.as_bytes() && token.kind == TokenKind::Special)
+        slot.is_some_and(|token| {
+            token.bytes == text.as_bytes() && matches!(token.kind, TokenKind::Special | TokenKind::Added)
+        })
     }
 
     fn vocabulary(self) -> Vocabulary {

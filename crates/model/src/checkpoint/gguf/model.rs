@@ -155,8 +155,10 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
 pub(crate) struct TokenLists<'a> {
     /// Tokens that text merges to, with their ids.
     pub(crate) ordinary: Vec<(&'a str, u32)>,
-    /// Tokens that are names: control tokens, and those that a user defined.
+    /// Control tokens, which are names.
     pub(crate) names: Vec<(&'a str, u32)>,
+    /// Tokens that a user defined: names, too, which prompts always have.
+    pub(crate) in_prompts: Vec<(&'a str, u32)>,
     /// Tokens that nothing gives.
     pub(crate) unused: Vec<(&'a str, u32)>,
     /// Pairs that merge, each with a blank in between, in order of rank.
@@ -182,7 +184,8 @@ impl GgufTokenizer {
         let mut kinds = self.kinds.iter().flat_map(Array::words).flatten();
         for (id, text) in self.tokens.texts().into_iter().flatten().enumerate() {
             let list = match kinds.next() {
-                Some(CONTROL | USER_DEFINED) => &mut lists.names,
+                Some(CONTROL) => &mut lists.names,
+                Some(USER_DEFINED) => &mut lists.in_prompts,
                 Some(UNUSED) => &mut lists.unused,
                 _ => &mut lists.ordinary,
             };
