@@ -54,7 +54,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
             text
         }
     };
-    let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode(&text)? };
+    let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode_prompt(&text)? };
     if output.is_json() {
         output.json(&Report { schema: 1, ids })?;
     } else {

@@ -83,7 +83,7 @@ impl<'a> Source<'a> {
             _ => read_stdin()?,
         };
         let text = text.strip_suffix(b"\n").unwrap_or(&text);
-        let ids = bos.into_iter().chain(tokenizer?.encode(text)?).collect();
+        let ids = bos.into_iter().chain(tokenizer?.encode_prompt(text)?).collect();
         Ok(Tokens { ids, bos })
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let prompt = prompt(args)?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-    let mut prompt = tokenizer.encode(&prompt)?;
+    let mut prompt = tokenizer.encode_prompt(&prompt)?;
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.
     let steps = args.reach(&checkpoint.config);

@@ -234,8 +234,7 @@ impl Server {
             if parse_special {
                 return tokenizer.encode_with_specials_within(text.as_bytes(), &limit);
             }
-            let mut ids = Vec::new();
-            tokenizer.encode_within(text.as_bytes(), &limit, &mut ids).map(|()| ids)
+            tokenizer.encode_prompt_within(text.as_bytes(), &limit)
         };
         self.long_work.run(is_long, encode).await?.map_err(|error| told(&error, param))
     }

@@ -10,6 +10,7 @@ pub mod kinds;
 mod mixed_types;
 pub mod mxfp4;
 pub mod odd_sizes;
+mod parts;
 mod quantize;
 pub mod reading;
 mod smollm2;

@@ -109,6 +109,23 @@ fn characters_are_composed_where_the_file_says_so() {
     }
 }
 
+/// Tokens that were added and are not special are tokens in a prompt, and none in a message.
+#[test]
+fn added_tokens_that_are_not_special_are_tokens_in_prompts() {
+    let mut cases = cases();
+    let n = cases["model"]["vocab"].as_object().expect("an object").len() as u32;
+    let added = cases["added_tokens"].as_array_mut().expect("a list");
+    added.push(json!({ "id": n, "content": "[[page]]", "special": false }));
+    let file = file_with(&cases, &cases["ways"]["gpt2"]["pre_tokenizer"], &json!(false));
+    let tokenizer = Tokenizer::from_json(file, None, None).expect("read");
+    let text = |text: &str| tokenizer.encode(text.as_bytes()).expect("UTF-8");
+    let prompt = |text: &str| tokenizer.encode_prompt(text.as_bytes()).expect("UTF-8");
+    assert_eq!(prompt("one[[page]] two"), [text("one"), vec![n], text(" two")].concat());
+    assert!(text("one[[page]] two").iter().all(|id| *id != n));
+    assert_eq!(prompt("one<|im_end|>"), text("one<|im_end|>"), "a special one is text");
+    assert_eq!(tokenizer.encode_with_specials(b"[[page]]<|im_end|>").expect("UTF-8"), [n, 2]);
+}
+
 #[test]
 fn a_file_of_two_ways_mixed_is_refused() {
     let cases = cases();

@@ -39,12 +39,14 @@ pub enum DownloadError {
         begun: Vec<PathBuf>,
         completion: String,
     },
-    /// Shards that an index names are not there.
-    #[error("{} of the {n_named} files that the index names are not there: {}{}", files.len(), listed(files), of_begun(begun))]
+    /// Some of several files are not there.
+    #[error("{} of the {n_named} {named} are not there: {}{}", files.len(), listed(files), of_begun(begun))]
     AbsentShards {
         files: Vec<String>,
-        /// Files that the index names.
+        /// How many there should be.
         n_named: usize,
+        /// `files that the index names` or `parts of the model`.
+        named: &'static str,
         /// Files whose download has begun.
         begun: Vec<PathBuf>,
         completion: String,
@@ -113,13 +115,17 @@ fn absent(path: &Path) -> Option<DownloadError> {
     is_download.then(|| DownloadError::Absent { begun, completion: completion(folder) })
 }
 
-/// Refuses an index of which not all files are in the folder.
+/// Refuses an index, or a model in parts, of which not all files are in the folder; `named` says what they are.
 ///
 /// # Errors
 /// [`DownloadError::AbsentShards`].
-pub(super) fn check_shards<'a>(folder: &Path, named: impl Iterator<Item = &'a String>) -> Result<(), DownloadError> {
+pub(super) fn check_shards<'a>(
+    folder: &Path,
+    named: &'static str,
+    names: impl Iterator<Item = &'a String>,
+) -> Result<(), DownloadError> {
     let (mut n_named, mut files) = (0, Vec::new());
-    for name in named {
+    for name in names {
         n_named += 1;
         if !folder.join(name).exists() {
             files.push(name.clone());
@@ -128,7 +134,7 @@ pub(super) fn check_shards<'a>(folder: &Path, named: impl Iterator<Item = &'a St
     if files.is_empty() {
         return Ok(());
     }
-    Err(DownloadError::AbsentShards { files, n_named, begun: begun(folder), completion: completion(folder) })
+    Err(DownloadError::AbsentShards { files, n_named, named, begun: begun(folder), completion: completion(folder) })
 }
 
 /// What completes the download of a folder.

@@ -148,7 +148,7 @@ impl Files {
         let index = map(&path)?;
         let mut index = in_file(&path, read_index(&index))?;
         let shards: BTreeSet<String> = index.values().cloned().collect();
-        in_file(&path, download::check_shards(folder, shards.iter()))?;
+        in_file(&path, download::check_shards(folder, "files that the index names", shards.iter()))?;
         let mut wrong = Vec::new();
         for shard in shards {
             for name in self.read(&folder.join(&shard))? {

@@ -124,6 +124,11 @@ impl Inventory {
         }
     }
 
+    /// Adds what another file holds. Gives back the name of a tensor that is there already.
+    pub(super) fn join(&mut self, other: Self) -> Result<(), String> {
+        other.tensors.into_iter().try_for_each(|(name, tensor)| self.add(name, tensor))
+    }
+
     /// The names of all tensors.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> + Clone {
         self.tensors.keys().map(String::as_str)

@@ -124,9 +124,9 @@ pub enum Elements {
 
 impl Checkpoint {
     /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file
-    /// with a `config.json` beside it, a GGUF file, or a `.bin` file, to which alone `layout` applies. Which of them it
-    /// is is told by what it holds. Weights stay where they are mapped; what is not there as it is needed is made where
-    /// it is used.
+    /// with a `config.json` beside it, a GGUF file or any one of its parts, or a `.bin` file, to which alone `layout`
+    /// applies. Which of them it is is told by what it holds. Weights stay where they are mapped; what is not there as
+    /// it is needed is made where it is used.
     ///
     /// # Errors
     /// [`CheckpointError::File`] around what is wrong with it.
@@ -159,15 +159,13 @@ impl Checkpoint {
             layout.expect_none("a safetensors file")?;
             return folder::read_file(path, &bytes);
         }
-        let mut checkpoint = if gguf::is_gguf(&bytes) || is_named("gguf") {
+        if gguf::is_gguf(&bytes) || is_named("gguf") {
             layout.expect_none("a GGUF file")?;
-            gguf::model::read(&bytes)?
-        } else {
-            let mut checkpoint = bin::read(bytes.clone(), layout)?;
-            let tokenizer = path.with_file_name(TOKENIZER_BIN);
-            checkpoint.origin.tokenizer = download::is_named(&tokenizer).then_some(TokenizerSource::File(tokenizer));
-            checkpoint
-        };
+            return gguf::model::read(gguf::parts::read(path, &bytes)?);
+        }
+        let mut checkpoint = bin::read(bytes.clone(), layout)?;
+        let tokenizer = path.with_file_name(TOKENIZER_BIN);
+        checkpoint.origin.tokenizer = download::is_named(&tokenizer).then_some(TokenizerSource::File(tokenizer));
         checkpoint.origin.files.push(path.to_owned());
         checkpoint.origin.total_bytes = bytes.len() as u64;
         Ok(checkpoint)

@@ -46,6 +46,12 @@ pub enum BpeError {
         left: String,
         right: String,
     },
+    /// Tokens of several bytes, which nothing would give.
+    #[error("{n_tokens} tokens have several bytes, and there are no merges")]
+    NoMerges {
+        /// Such tokens.
+        n_tokens: usize,
+    },
     /// A merge that is not a pair.
     #[error("merge {index}, `{found}`, is not two texts with a blank between them")]
     NoPair {
@@ -81,6 +87,8 @@ pub struct SpelledBpe {
     pub tokens: Vec<(String, u32)>,
     /// Tokens that are names and stand for themselves: control tokens for the most part.
     pub added: Vec<(String, u32)>,
+    /// The same, but that prompts always have them, whoever wrote them.
+    pub in_prompts: Vec<(String, u32)>,
     /// Tokens that nothing gives.
     pub unused: Vec<(String, u32)>,
     /// Pairs that merge, first the one that merges first.
@@ -130,19 +138,29 @@ impl SpelledBpe {
 
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
         let spelling = Spelling::new();
-        let n_tokens = vocab_size.max(self.tokens.len() + self.added.len() + self.unused.len());
+        let n_listed = self.tokens.len() + self.added.len() + self.in_prompts.len() + self.unused.len();
+        let n_tokens = vocab_size.max(n_listed);
         let mut slots = Slots { tokens: vec![None; n_tokens] };
         for (text, id) in &self.added {
             slots.put(text, *id, text.clone().into(), TokenKind::Special)?;
         }
+        for (text, id) in &self.in_prompts {
+            slots.put(text, *id, text.clone().into(), TokenKind::Added)?;
+        }
         for (text, id) in &self.unused {
             slots.put(text, *id, text.clone().into(), TokenKind::Unused)?;
         }
+        let mut n_merged = 0;
         for (text, id) in &self.tokens {
             let is_added = slots.has(text, *id);
             if !is_added {
-                slots.put(text, *id, spelling.bytes(text, *id)?, TokenKind::Ordinary)?;
+                let bytes = spelling.bytes(text, *id)?;
+                n_merged += usize::from(bytes.len() > 1);
+                slots.put(text, *id, bytes, TokenKind::Ordinary)?;
             }
+        }
+        if self.merges.is_empty() && n_merged > 0 {
+            return Err(BpeError::NoMerges { n_tokens: n_merged });
         }
         let mut vocabulary = slots.vocabulary();
         // Real vocabularies lack bytes that no text has, or few: those are left out of what is encoded.
@@ -196,7 +214,9 @@ impl Slots {
     /// Whether this very token is there already: some files list added tokens among the others too.
     fn has(&self, text: &str, id: u32) -> bool {
         let slot = self.tokens.get(id as usize).and_then(Option::as_ref);
-        slot.is_some_and(|token| token.bytes == text.as_bytes() && token.kind == TokenKind::Special)
+        slot.is_some_and(|token| {
+            token.bytes == text.as_bytes() && matches!(token.kind, TokenKind::Special | TokenKind::Added)
+        })
     }
 
     fn vocabulary(self) -> Vocabulary {
@@ -319,6 +339,7 @@ mod tests {
         refused(|s| s.added.push(("<|x|>".into(), 257)), "two tokens have the id 257, the second is `he`");
         refused(|s| s.tokens[256].0 = "日".into(), "the token 256, `日`, has the character '日'");
         refused(|s| s.tokens.retain(|(_, id)| *id != 0x21), "no token stands for the byte 0x21 alone");
+        refused(|s| s.merges.clear(), "3 tokens have several bytes, and there are no merges");
         refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, is not of two tokens");
     }
 }

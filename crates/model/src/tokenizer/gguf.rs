@@ -32,12 +32,13 @@ impl Tokenizer {
                 );
             }
         };
-        let TokenLists { ordinary, names, unused, merges } = gguf.lists();
+        let TokenLists { ordinary, names, in_prompts, unused, merges } = gguf.lists();
         let merges = merges.into_iter().enumerate().map(|(index, text)| bpe::pair(index, text));
         let owned = |list: Vec<(&str, u32)>| list.into_iter().map(|(text, id)| (text.to_owned(), id)).collect();
         let spelled = SpelledBpe {
             tokens: owned(ordinary),
             added: owned(names),
+            in_prompts: owned(in_prompts),
             unused: owned(unused),
             merges: merges.collect::<Result<_, _>>()?,
             ignore_merges,

@@ -42,9 +42,12 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
         Merge::Pair(left, right) => Ok((left, right)),
         Merge::Text(text) => pair(index, &text),
     });
+    let (special, others): (Vec<Added>, _) = file.added_tokens.into_iter().partition(|token| token.special);
+    let added = |list: Vec<Added>| list.into_iter().map(|token| (token.content, token.id)).collect();
     let spelled = SpelledBpe {
         tokens: file.model.vocab.0,
-        added: file.added_tokens.into_iter().map(|token| (token.content, token.id)).collect(),
+        added: added(special),
+        in_prompts: added(others),
         unused: Vec::new(),
         merges: merges.collect::<Result<_, _>>()?,
         ignore_merges: file.model.ignore_merges,
@@ -119,6 +122,8 @@ struct File {
 struct Added {
     id: u32,
     content: String,
+    #[serde(default)]
+    special: bool,
     #[serde(default)]
     lstrip: bool,
     #[serde(default)]

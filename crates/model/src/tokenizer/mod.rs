@@ -260,6 +260,29 @@ impl Tokenizer {
         self.encode_into(text, 0, limit, ids)
     }
 
+    /// The ids of a whole prompt, in which tokens that were added and are not special are tokens, as in Hugging Face's
+    /// `tokenizers` and in llama.cpp. Messages within a prompt are for [`Self::encode`], where no name is.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    pub fn encode_prompt(&self, text: &[u8]) -> Result<Vec<u32>, TokenizerError> {
+        self.encode_prompt_within(text, &Limit::NONE)
+    }
+
+    /// As [`Self::encode_prompt`], as far as a limit lets it go.
+    ///
+    /// # Errors
+    /// As [`Self::encode_within`].
+    pub fn encode_prompt_within(&self, text: &[u8], limit: &Limit) -> Result<Vec<u32>, TokenizerError> {
+        if self.vocabulary.has_added() {
+            let is_added = |at, len| self.vocabulary.is_added(&text[at..at + len]);
+            return self.encode_around(text, self.vocabulary.specials_in(text, is_added), limit);
+        }
+        let mut ids = Vec::new();
+        self.encode_within(text, limit, &mut ids)?;
+        Ok(ids)
+    }
+
     /// As [`Self::encode`], but the names of special tokens become those tokens: for text that the caller trusts.
     ///
     /// # Errors

@@ -1,6 +1,6 @@
 //! The tokens of a tokenizer, by id and by their bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::OnceLock;
 
@@ -14,6 +14,8 @@ pub(super) struct Vocabulary {
     ids: Ids,
     /// Tokens that no text is merged to.
     specials: HashMap<Bytes, u32>,
+    /// Those of them that are tokens in any prompt, whoever wrote it.
+    added: HashSet<u32>,
     /// Lengths of the special tokens' names in bytes, longest first.
     special_lengths: Vec<usize>,
     /// Finds the places where the names of special tokens begin. Made when it is needed first; `None` if they are too
@@ -55,6 +57,8 @@ pub(super) enum TokenKind {
     Ordinary,
     /// Its name, where names of tokens are taken as such.
     Special,
+    /// The same, and in prompts that are no messages its name is always taken.
+    Added,
     Unused,
 }
 
@@ -73,8 +77,11 @@ impl Vocabulary {
         let mut vocabulary = Self::from_pieces(pieces, Ids::Listed(HashMap::new()), max_token_length);
         for (id, Token { bytes, kind }) in tokens.into_iter().enumerate() {
             let id = u32::try_from(id).expect("vocabularies have fewer than 2^32 tokens");
-            if kind == TokenKind::Special {
+            if matches!(kind, TokenKind::Special | TokenKind::Added) {
                 vocabulary.add_special(bytes.clone(), id);
+            }
+            if kind == TokenKind::Added {
+                vocabulary.added.insert(id);
             }
             if kind != TokenKind::Unused {
                 ids.entry(bytes.clone()).or_insert(id);
@@ -111,6 +118,7 @@ impl Vocabulary {
             pieces,
             ids,
             specials: HashMap::new(),
+            added: HashSet::new(),
             special_lengths: Vec::new(),
             special_places: OnceLock::new(),
             byte_tokens: [None; 256],
@@ -194,6 +202,16 @@ impl Vocabulary {
 
     pub(crate) fn special(&self, name: &[u8]) -> Option<u32> {
         self.specials.get(name).copied()
+    }
+
+    /// Whether there are tokens whose names are always taken in prompts.
+    pub(crate) fn has_added(&self) -> bool {
+        !self.added.is_empty()
+    }
+
+    /// Whether this is the name of such a token.
+    pub(crate) fn is_added(&self, name: &[u8]) -> bool {
+        self.special(name).is_some_and(|id| self.added.contains(&id))
     }
 
     pub(crate) fn is_special(&self, id: u32) -> bool {

@@ -1,10 +1,11 @@
 //! GGUF files, version 3: keys with values, then a list of tensors, then their data.
 //!
 //! Everything is checked against the bytes that are there before it is used, and arrays stay where they are mapped:
-//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`model`] makes a model of
-//! them.
+//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`parts`] makes one of
+//! several files, [`model`] a model of that.
 
 pub mod model;
+pub(super) mod parts;
 pub mod value;
 
 use std::collections::BTreeMap;
@@ -46,7 +47,7 @@ const MAX_COUNT: u64 = 1 << 16;
 const DEFAULT_ALIGNMENT: u64 = 32;
 
 /// A file's keys and tensors.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Gguf {
     /// Values by their keys.
     pub metadata: BTreeMap<String, Value>,
@@ -145,6 +146,9 @@ pub enum GgufError {
         /// Bytes in the file behind the header.
         found: u64,
     },
+    /// One of several files, and the others cannot be found by its name.
+    #[error("the file is one of {n_parts} parts and is named `{found}`, expected `NAME-00001-of-{n_parts:05}.gguf`")]
+    PartName { n_parts: u64, found: String },
     /// A key that a model needs is not there.
     #[error("the key `{key}` is missing")]
     MissingKey { key: String },
@@ -163,8 +167,9 @@ impl Hint for GgufError {
             Self::Version { found } if found.swap_bytes() == VERSION => {
                 "the file is big-endian: convert it on a little-endian machine".into()
             }
-            Self::Key { key, .. } if key == "split.count" => {
-                "join the parts with llama.cpp's `llama-gguf-split --merge`".into()
+            Self::PartName { .. } => "give all parts the names back that they had: they are found by them".into(),
+            Self::MissingKey { key } | Self::Key { key, .. } if key.starts_with("split.") => {
+                "the parts are not of one model: download them again, each under its own name".into()
             }
             Self::MissingKey { .. } | Self::Key { .. } => {
                 "`gptoss-jit models ls` lists the families that are read, as llama.cpp's converter writes it".into()
@@ -180,13 +185,13 @@ pub(super) fn is_gguf(bytes: &[u8]) -> bool {
 }
 
 impl Gguf {
-    /// Reads a file, if it is GGUF.
+    /// Reads a file, if it is GGUF. Any one of several parts stands for all of them.
     ///
     /// # Errors
-    /// The file cannot be mapped, or is not what it says.
+    /// The file cannot be mapped, or is not what it says; a part is missing, or of something else.
     pub fn open(path: &Path) -> Result<Option<Self>, CheckpointError> {
         let bytes = mapped_file::map(path).map_err(CheckpointError::Map)?;
-        if is_gguf(&bytes) { Ok(Some(Self::read(&bytes)?)) } else { Ok(None) }
+        if is_gguf(&bytes) { Ok(Some(parts::read(path, &bytes)?.file)) } else { Ok(None) }
     }
 
     /// Reads a file's header, and takes its tensors' slices.
@@ -194,6 +199,28 @@ impl Gguf {
     /// # Errors
     /// The first thing that is wrong with the file.
     pub fn read(bytes: &Bytes) -> Result<Self, GgufError> {
+        let header = Header::read(bytes)?;
+        let is_ollama = is_ollama(&header.metadata);
+        header.with_tensors(is_ollama)
+    }
+}
+
+/// Whether Ollama's converter wrote the file that has these keys.
+fn is_ollama(metadata: &BTreeMap<String, Value>) -> bool {
+    matches!(metadata.get(ARCHITECTURE), Some(Value::Text(found)) if found == OLLAMA)
+}
+
+/// A file whose keys are read, and its tensors are not.
+struct Header<'a> {
+    metadata: BTreeMap<String, Value>,
+    bytes: &'a Bytes,
+    /// At the list of tensors.
+    cursor: Cursor<'a>,
+    n_tensors: u64,
+}
+
+impl<'a> Header<'a> {
+    fn read(bytes: &'a Bytes) -> Result<Self, GgufError> {
         let mut cursor = Cursor::new(bytes);
         let magic = cursor.take(4, || "the header".into())?;
         if magic != MAGIC {
@@ -206,12 +233,16 @@ impl Gguf {
         let n_tensors = count(&mut cursor, "tensors")?;
         let n_keys = count(&mut cursor, "keys")?;
         let metadata = metadata(&mut cursor, n_keys)?;
-        let is_ollama = matches!(metadata.get(ARCHITECTURE), Some(Value::Text(found)) if found == OLLAMA);
+        Ok(Self { metadata, bytes, cursor, n_tensors })
+    }
+
+    fn with_tensors(self, is_ollama: bool) -> Result<Gguf, GgufError> {
+        let Self { metadata, bytes, mut cursor, n_tensors } = self;
         let listed = (0..n_tensors).map(|i| Listed::read(&mut cursor, i, is_ollama)).collect::<Result<Vec<_>, _>>()?;
         let alignment = alignment(&metadata)?;
         let data_at = (cursor.at() as u64).next_multiple_of(alignment).min(bytes.len() as u64);
         let tensors = place(listed, bytes, data_at as usize, alignment)?;
-        Ok(Self { metadata, tensors })
+        Ok(Gguf { metadata, tensors })
     }
 }
 

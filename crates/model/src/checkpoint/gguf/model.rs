@@ -1,8 +1,7 @@
 //! A model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its
 //! tokenizer.
 
-use bytes::Bytes;
-
+use super::parts::Whole;
 use super::value::{Array, Value};
 use super::{ARCHITECTURE, Gguf, GgufError, OLLAMA};
 use crate::checkpoint::assembly::{self, assemble};
@@ -29,12 +28,12 @@ pub struct GgufTokenizer {
     pub(crate) merges: Option<Array>,
 }
 
-/// Reads a whole file.
+/// Makes a model of a file, or of all its parts.
 ///
 /// # Errors
 /// What is wrong with it: [`CheckpointError::Gguf`], [`CheckpointError::Config`], [`CheckpointError::Tensors`].
-pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, CheckpointError> {
-    let mut file = Gguf::read(bytes)?;
+pub(in crate::checkpoint) fn read(whole: Whole) -> Result<Checkpoint, CheckpointError> {
+    let Whole { mut file, paths, total_bytes } = whole;
     let mut config = config(&file)?;
     if let Some(divisors) = rope_divisors(&mut file, &config)? {
         config = config.with_rope_divisors(divisors);
@@ -44,12 +43,8 @@ pub(in crate::checkpoint) fn read(bytes: &Bytes) -> Result<Checkpoint, Checkpoin
     let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
     let layout = if is_ollama { &assembly::OLLAMA } else { &assembly::GGUF };
     let tensors = assemble(file.tensors, layout, &config)?;
-    Ok(Checkpoint {
-        config,
-        tensors,
-        findings: Vec::new(),
-        origin: CheckpointOrigin { tokenizer, chat_template, ..CheckpointOrigin::default() },
-    })
+    let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template };
+    Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
 }
 
 fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
@@ -127,11 +122,7 @@ fn check_constants(own: &Own, config: &ModelConfig) -> Result<(), GgufError> {
             None => {}
         }
     }
-    let file = own.file;
-    match file.metadata.get("split.count") {
-        Some(Value::Unsigned(..=1)) | None => Ok(()),
-        Some(parts) => Err(refused("split.count", "a file that is whole", parts)),
-    }
+    Ok(())
 }
 
 fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
@@ -164,8 +155,10 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
 pub(crate) struct TokenLists<'a> {
     /// Tokens that text merges to, with their ids.
     pub(crate) ordinary: Vec<(&'a str, u32)>,
-    /// Tokens that are names: control tokens, and those that a user defined.
+    /// Control tokens, which are names.
     pub(crate) names: Vec<(&'a str, u32)>,
+    /// Tokens that a user defined: names, too, which prompts always have.
+    pub(crate) in_prompts: Vec<(&'a str, u32)>,
     /// Tokens that nothing gives.
     pub(crate) unused: Vec<(&'a str, u32)>,
     /// Pairs that merge, each with a blank in between, in order of rank.
@@ -191,7 +184,8 @@ impl GgufTokenizer {
         let mut kinds = self.kinds.iter().flat_map(Array::words).flatten();
         for (id, text) in self.tokens.texts().into_iter().flatten().enumerate() {
             let list = match kinds.next() {
-                Some(CONTROL | USER_DEFINED) => &mut lists.names,
+                Some(CONTROL) => &mut lists.names,
+                Some(USER_DEFINED) => &mut lists.in_prompts,
                 Some(UNUSED) => &mut lists.unused,
                 _ => &mut lists.ordinary,
             };

@@ -64,6 +64,15 @@ impl Value {
         }
     }
 
+    /// A whole number that is not below 0, of whichever type.
+    pub(super) fn unsigned(&self) -> Option<u64> {
+        match self {
+            Self::Unsigned(value) => Some(*value),
+            Self::Signed(value) => u64::try_from(*value).ok(),
+            _ => None,
+        }
+    }
+
     fn number(cursor: &mut Cursor, kind: u32, key: &str) -> Result<Self, GgufError> {
         let part = || format!("the value of `{key}`");
         let Some(len) = len_bytes(kind) else { return Err(GgufError::ValueType { part: part(), found: kind }) };
