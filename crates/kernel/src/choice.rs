@@ -231,8 +231,13 @@ impl Chooser {
         if let Some(apart) = row.filter(|row| row.template == APART) {
             return Err(NotFused::Apart { place: apart.place.clone() });
         }
-        row.ok_or(NotFused::NoRow)?;
+        let row = row.ok_or(NotFused::NoRow)?;
         match self.library.examined(fused, &self.target) {
+            // Its kernel fits with other parameters: those of another size, which nothing speaks for.
+            Ok(Examined { candidates, .. }) if candidates.iter().any(|one| one.is_labelled(&row.template)) => {
+                let followed = follow(row, &candidates, fused, &self.target).map(|_| ());
+                followed.map_err(|why| NotFused::NoTemplate { reasons: vec![format!("{}: {why}", row.place)] })
+            }
             Ok(examined) if !examined.candidates.is_empty() => Ok(()),
             Ok(Examined { misfits, .. }) => {
                 let reasons = misfits.iter().map(|(template, misfit)| format!("{template} {misfit}")).collect();

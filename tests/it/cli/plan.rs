@@ -205,6 +205,19 @@ fn gpt_oss_20b_is_planned_for_chips_that_are_not_here() {
     }
 }
 
+/// The row for three and four tokens keeps the rows of x in LDS, which has no room for four of 4,096 features. Defaults
+/// would read the weights once for each token.
+#[test]
+fn a_run_whose_row_does_not_fit_is_done_one_by_one() {
+    let plan = ["kernels", "plan", "--shape", "llama-3.1-8b", "--arch", "gfx1100", "--op", "linear", "--json"];
+    let templates_at = |n_rows: &str| -> BTreeSet<String> {
+        let plan = run(&[&plan[..], &["--tokens", n_rows]].concat()).ok().json();
+        launches(&plan).iter().map(|one| one["template"].as_str().expect("a name").to_owned()).collect()
+    };
+    assert!(templates_at("2").contains("rmsnorm+linear/gemv"), "{:?}", templates_at("2"));
+    assert!(!templates_at("4").contains("rmsnorm+linear/gemv"), "{:?}", templates_at("4"));
+}
+
 /// Where a row is said to be, there is one.
 fn check_row(row: &Value) {
     let Some(place) = row["place"].as_str() else { return };
