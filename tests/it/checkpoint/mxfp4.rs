@@ -89,7 +89,7 @@ fn sums(variant: &str, precision: Precision, target: &Target, driver: &dyn Drive
         ops: vec!["moe_mlp2".into()],
         dims: dims.map(|(name, size)| (name.to_owned(), size)).into(),
         constants: BTreeMap::new(),
-        flags: BTreeMap::new(),
+        flags: BTreeMap::from([("has_bias".into(), true)]),
         dtypes: BTreeMap::from([("weight".into(), Dtype::Mxfp4), ("bias".into(), Dtype::Bf16)]),
         precision,
         keeps: BTreeSet::new(),
