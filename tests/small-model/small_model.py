@@ -5,8 +5,8 @@
     small_model.py train DIR                            -> config.json, model.safetensors in bf16           (torch, numpy)
     small_model.py gguf DIR                             -> model.F32.gguf, for llama-quantize               (gguf, numpy)
 
-A text is every hundredth held out by the digest of its contents, so that no held-out text is trained on; one that is
-there twice counts once.
+Every hundredth text is held out. The digest of a text decides, so that one that is there twice counts once, and no
+text that is held out is trained on.
 """
 
 import argparse
@@ -22,7 +22,7 @@ import time
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, MLP, THETA, EPS = 4096, 256, 8, 4, 2, 64, 768, 10000.0, 1e-5
 CONTEXT = 512
-KINDS = (".txt", ".md", ".rst", ".html", ".py", ".rs", ".c", ".h", ".cpp", ".hpp", ".toml", ".json", ".1", ".3", ".5", ".7", ".8")
+KINDS = (".txt", ".md", ".rst", ".html", ".py", ".rs", ".c", ".h", ".cpp", ".hpp", ".toml", ".json")
 OF_A_FILE = 60_000      # characters at most, so that no long file rules the text
 HELD_OUT = 120_000      # characters
 

@@ -82,10 +82,10 @@ pub enum NotFused {
         /// `file:line`.
         place: String,
     },
-    /// A row applies, and no template does the run here.
+    /// A row applies, and no template does the run here, or the row's own not with the row's parameters.
     #[error("no template fits: {}", reasons.join("; "))]
     NoTemplate {
-        /// Every template with its reason.
+        /// Every template with its reason; or the row with its own.
         reasons: Vec<String>,
     },
     /// No kernel for it could be had.
@@ -233,7 +233,7 @@ impl Chooser {
         }
         let row = row.ok_or(NotFused::NoRow)?;
         match self.library.examined(fused, &self.target) {
-            // Its kernel fits with other parameters: those of another size, which nothing speaks for.
+            // The row's template fits, with its parameters or with others. Of others nobody said that they are faster.
             Ok(Examined { candidates, .. }) if candidates.iter().any(|one| one.is_labelled(&row.template)) => {
                 let followed = follow(row, &candidates, fused, &self.target).map(|_| ());
                 followed.map_err(|why| NotFused::NoTemplate { reasons: vec![format!("{}: {why}", row.place)] })

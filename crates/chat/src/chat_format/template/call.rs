@@ -1,9 +1,10 @@
 //! One call, or a list of them, out of the text of an answer: whether it is whole, may become so, or is none.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::markup::{CallMarks, Shape};
@@ -155,14 +156,18 @@ impl CallReader<'_> {
         };
         let Some(end) = scan.end_of_json(text, begin) else { return Found::Open };
         let json = &text[begin..end];
-        let objects = if is_list { elements(json) } else { Some(vec![json]) };
-        let calls = objects.and_then(|objects| objects.into_iter().map(|json| self.of_object(json)).collect());
+        let objects = if is_list {
+            serde_json::from_str::<Vec<&RawValue>>(json).map(|objects| objects.into_iter().map(RawValue::get).collect())
+        } else {
+            Ok(vec![json])
+        };
+        let calls = objects.ok().and_then(|objects| objects.into_iter().map(|json| self.of_object(json)).collect());
         calls.map_or(Found::None, |calls| Found::Calls(calls, end))
     }
 
     fn of_object(&self, json: &str) -> Option<Call> {
-        let members = members(json)?;
-        let member = |key: &str| members.iter().find(|(found, _)| found == key).map(|(_, value)| *value);
+        let members: HashMap<String, &RawValue> = serde_json::from_str(json).ok()?;
+        let member = |key: &str| members.get(key).map(|value| value.get());
         let name: String = serde_json::from_str(member("name")?).ok()?;
         let arguments = match self.marks.arguments.iter().find_map(|key| member(key)) {
             None => "{}".to_owned(),
@@ -290,47 +295,4 @@ pub(super) fn text_parameters(text: &TextInput) -> Value {
     serde_json::json!({
         "type": "object", "properties": {INPUT: input}, "required": [INPUT], "additionalProperties": false,
     })
-}
-
-/// The first value of a text, and the bytes that it takes.
-fn value<'a, T: Deserialize<'a>>(text: &'a str) -> Option<(T, usize)> {
-    let mut values = serde_json::Deserializer::from_str(text).into_iter::<T>();
-    let value = values.next()?.ok()?;
-    Some((value, values.byte_offset()))
-}
-
-/// The keys of an object, and their values as they are written.
-fn members(object: &str) -> Option<Vec<(String, &str)>> {
-    let mut members = Vec::new();
-    let mut rest = object.strip_prefix('{')?.trim_start();
-    while rest != "}" {
-        let (key, len) = value::<String>(rest)?;
-        rest = rest[len..].trim_start().strip_prefix(':')?.trim_start();
-        let (_, len) = value::<IgnoredAny>(rest)?;
-        members.push((key, &rest[..len]));
-        rest = rest[len..].trim_start();
-        rest = match rest.strip_prefix(',') {
-            Some(behind) => behind.trim_start(),
-            None if rest == "}" => rest,
-            None => return None,
-        };
-    }
-    Some(members)
-}
-
-/// The elements of a list as they are written.
-fn elements(list: &str) -> Option<Vec<&str>> {
-    let mut elements = Vec::new();
-    let mut rest = list.strip_prefix('[')?.trim_start();
-    while rest != "]" {
-        let (_, len) = value::<IgnoredAny>(rest)?;
-        elements.push(&rest[..len]);
-        rest = rest[len..].trim_start();
-        rest = match rest.strip_prefix(',') {
-            Some(behind) => behind.trim_start(),
-            None if rest == "]" => rest,
-            None => return None,
-        };
-    }
-    Some(elements)
 }
