@@ -98,16 +98,21 @@ pub(super) fn silu_and_mul_inputs(case: &Case, random: &mut Random) -> Result<Te
     Ok(named([("h", Tensor::rounded(Dtype::F32, h))]))
 }
 
+/// The steepest that g / (1 + e^-g) is, at 2.4.
+const STEEPEST_SILU: f64 = 1.1;
+
 /// y[t, i] = silu(h[t, i]) * h[t, n + i], silu(g) = g / (1 + e^-g)
 pub(super) fn silu_and_mul(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (h, n) = (tensor(inputs, "h")?, case.dim("intermediate_size")?);
     let mut y = Vec::new();
-    for row in h.values().chunks(2 * n) {
+    for (t, row) in h.values().chunks(2 * n).enumerate() {
         let (gates, ups) = row.split_at(n);
-        for (gate, up) in gates.iter().zip(ups) {
-            let value = gate / (1.0 + (-gate).exp()) * up;
-            // An exponential is off by roundings of its argument.
-            y.push((value, value.abs() * (1.0 + gate.abs())));
+        for (i, (gate, up)) in gates.iter().zip(ups).enumerate() {
+            let silu = gate / (1.0 + (-gate).exp());
+            // An exponential is off by roundings of its argument; so is the product by those of what was handed on.
+            let [gate_size, up_size] = [i, n + i].map(|i| h.size(t * 2 * n + i));
+            let size = (silu * up).abs() * (1.0 + gate.abs());
+            y.push((silu * up, size + STEEPEST_SILU * up.abs() * gate_size + silu.abs() * up_size));
         }
     }
     Ok(only("y", Output::scaled(y)))
@@ -205,5 +210,18 @@ mod tests {
         let output = run(&["linear".into()], &case, &inputs).unwrap().remove("y").unwrap();
         close(&output.values, &[121.5, 243.25, 245.125]);
         close(&output.scale, &[121.5, 243.25, 365.125]);
+    }
+
+    #[test]
+    fn a_product_of_what_a_run_handed_on_is_measured_by_its_roundings_too() {
+        let mut case = case(&[("in_features", 2), ("out_features", 2), ("intermediate_size", 1)], 1);
+        case.flags.extend([("has_bias", false), ("has_residual", false)].map(|(name, flag)| (name.into(), flag)));
+        case.dtypes.insert("weight".into(), Dtype::F32);
+        let inputs = named([("x", f32s(&[1.0, -1.0])), ("weight", f32s(&[2.0, 2.0, 3.0, 0.0]))]);
+        let ops = ["linear", "silu_and_mul"].map(str::to_owned);
+        let y = run(&ops, &case, &inputs).unwrap().remove("y").unwrap();
+        // A gate of 2 - 2, whose terms sum to 4, and an up of 3: silu(0) * 3, off by silu's slope times 3 and 4.
+        close(&y.values, &[0.0]);
+        close(&y.scale, &[STEEPEST_SILU * 3.0 * 4.0]);
     }
 }

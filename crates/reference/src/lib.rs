@@ -22,7 +22,6 @@ mod weights;
 pub use case::{Case, Output, Outputs, ReferenceError, Tensors};
 pub use tensor::Tensor;
 
-use format::Dtype;
 use random::Random;
 
 /// An op's entry in the table of references.
@@ -189,7 +188,7 @@ pub fn run(ops: &[String], case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
             });
             let own: Vec<_> = own.collect();
             inputs.extend(own);
-            inputs.insert(op.first.to_owned(), Tensor::unrounded(Dtype::F32, handed.values.clone()));
+            inputs.insert(op.first.to_owned(), Tensor::handed(&handed));
             outputs.insert(format!("{}_{written}", ops[i - 1]), handed);
         }
         outputs.append(&mut last);
@@ -223,6 +222,7 @@ mod tests {
 
     use super::case::named;
     use super::*;
+    use format::Dtype;
 
     pub(super) fn case(dims: &[(&str, u32)], n_tokens: u32) -> Case {
         Case {
@@ -333,7 +333,7 @@ mod tests {
         assert_eq!(drawn.keys().collect::<Vec<_>>(), ["linear_weight", "weight", "x"]);
         let first =
             run_one("linear", &case, named([("x", drawn["x"].clone()), ("weight", drawn["weight"].clone())]), "y");
-        let handed = Tensor::unrounded(Dtype::F32, first);
+        let handed = Tensor::handed(&Output::plain(first));
         let want = run_one("linear", &case, named([("x", handed), ("weight", drawn["linear_weight"].clone())]), "y");
         assert_ne!(drawn["weight"].values(), drawn["linear_weight"].values());
         close(&run(&ops, &case, &drawn).unwrap()["y"].values, &want);
@@ -447,7 +447,7 @@ mod tests {
         let mut want = run(&fused, &case, &inputs).unwrap();
         let normed = run(&[rmsnorm], &case, &inputs).unwrap().remove("y").unwrap();
         assert_eq!(want.remove("rmsnorm_y").unwrap(), normed);
-        inputs.insert("x".into(), Tensor::unrounded(Dtype::F32, normed.values));
+        inputs.insert("x".into(), Tensor::handed(&normed));
         assert_eq!(run(&[linear], &case, &inputs).unwrap(), want);
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::case::Output;
 use super::drawn::Drawn;
 use format::Dtype;
 
@@ -12,6 +13,8 @@ use format::Dtype;
 pub struct Tensor {
     dtype: Dtype,
     elements: Elements,
+    /// Of what an op of a run hands to the next: what the roundings of each element are measured by.
+    sizes: Option<Arc<Vec<f64>>>,
 }
 
 /// How the elements are kept.
@@ -50,12 +53,12 @@ impl Tensor {
     }
 
     fn held(dtype: Dtype, values: Vec<f64>) -> Self {
-        Self { dtype, elements: Elements::Held(Arc::new(values)) }
+        Self { dtype, elements: Elements::Held(Arc::new(values)), sizes: None }
     }
 
     /// Elements that are made when they are asked for.
     pub(super) fn drawn(drawn: Drawn) -> Self {
-        Self { dtype: drawn.dtype(), elements: Elements::Drawn(Arc::new(drawn)) }
+        Self { dtype: drawn.dtype(), elements: Elements::Drawn(Arc::new(drawn)), sizes: None }
     }
 
     /// Whole numbers, as u32.
@@ -63,9 +66,16 @@ impl Tensor {
         Self::held(Dtype::U32, values.into_iter().map(|value| value as f64).collect())
     }
 
-    /// Values as they are: between the ops of a fused run nothing is stored.
-    pub(super) fn unrounded(dtype: Dtype, values: Vec<f64>) -> Self {
-        Self::held(dtype, values)
+    /// What an op of a run hands to the next, which is not rounded.
+    pub(super) fn handed(output: &Output) -> Self {
+        let sizes = Some(Arc::new(output.scale.clone()));
+        Self { sizes, ..Self::held(Dtype::F32, output.values.clone()) }
+    }
+
+    /// What the rounding of element i is measured by, where an op of the same run made it; 0 of what is given, which is
+    /// exact.
+    pub(super) fn size(&self, i: usize) -> f64 {
+        self.sizes.as_ref().map_or(0.0, |sizes| sizes[i])
     }
 
     /// Reads elements as they lie in memory, little-endian. A rest shorter than an element is left out.

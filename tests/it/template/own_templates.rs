@@ -273,7 +273,7 @@ fn files_that_include_each_other_without_end_and_parameters_without_number_are_r
     let params = ["a", "b"].map(param).concat();
     workshop.put("embedding/greedy.c.j2", &[("\n[launch]", &format!("{params}\n[launch]"))]);
     let stderr = run(&["kernels", "show", "embedding/greedy", "--templates", &workshop.templates()]).fails(1);
-    assert!(stderr.contains("expected at most 65536 choices of all parameters together"), "{stderr}");
+    assert!(stderr.contains("expected at most 131072 choices of all parameters together"), "{stderr}");
 }
 
 /// The files that cannot be used where these are somebody's own, the others built in.

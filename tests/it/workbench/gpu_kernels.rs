@@ -173,6 +173,14 @@ fn hoppers_templates_are_right_around_their_tiles() {
     assert_eq!(names, ["moe_mlp1/rows", "moe_mlp2+rmsnorm/rows", "moe_mlp2/rows"]);
 }
 
+/// A gate and its up in one lane, panels that a group of waves copies: nothing else has either.
+#[test]
+fn a_gate_and_its_up_are_multiplied_where_they_are_summed() {
+    let first = Selection { first_shape: true, is_thin: true, ..Selection::default() };
+    let checked = check_as(&first, "sm_90", |template| template.label() == "linear+silu_and_mul/wgmma");
+    all_right("sm_90", &checked);
+}
+
 /// Numbers of `N` bytes each in a file.
 fn numbers<const N: usize>(path: &Path) -> Vec<[u8; N]> {
     let bytes = fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));

@@ -6,7 +6,7 @@ use expression::{ExpressionError, Scope};
 use std::sync::Arc;
 
 /// Choices of parameters that a template may declare: whoever looks for a legal one may have to look at all.
-pub(super) const MAX_CHOICES: usize = 1 << 16;
+pub(super) const MAX_CHOICES: usize = 1 << 17;
 
 /// Parameters that a template refuses.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
