@@ -106,7 +106,7 @@ fn gguf_says_how_positions_are_stretched_by_keys_or_by_a_tensor() {
     const STRING: u32 = 8;
     let folder = tempfile::tempdir().expect("a temporary folder");
     let written = |bytes: &[u8]| PathBuf::from(file(folder.path(), "model.gguf", bytes));
-    let angles = |keys: &[(&str, u32, &[u8])], divisors| open(&written(&llama(keys, divisors))).config.rope_inv_freq();
+    let angles = |keys: &[(&str, u32, &[u8])], divisors| open(&written(&llama(keys, divisors))).config.rotations()[0].inv_freq.clone();
     let plain = [1.0, 0.01]; // 10000^(-2 / 4)
     let four = 4_f32.to_le_bytes();
     let [linear, none, yarn] = [&b"linear"[..], b"none", b"yarn"].map(text);

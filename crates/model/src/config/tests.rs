@@ -29,8 +29,9 @@ fn dimensions_that_do_not_fit_each_other_are_told() {
 fn angles_of_stretched_contexts_are_those_of_transformers() {
     let shape = NamedShape::all().iter().find(|shape| shape.name() == "llama-3.2-1b").unwrap();
     let check = |config: ModelConfig, expected: &[(usize, f32)]| {
-        let found = config.rope_inv_freq();
-        assert_eq!((found.len(), config.rope_concentration()), (32, 1.0));
+        let rotation = config.rotations().remove(0);
+        let found = rotation.inv_freq;
+        assert_eq!((found.len(), rotation.concentration), (32, 1.0));
         for &(i, angle) in expected {
             assert!((found[i] - angle).abs() <= 1e-6 * angle, "{i}: {} and not {angle}", found[i]);
         }
@@ -52,7 +53,7 @@ fn angles_of_stretched_contexts_are_those_of_transformers() {
 }
 
 fn check_angles(values: &[(&str, f64)], expected: &[(usize, f32)]) {
-    let found = NamedShape::gpt_oss_20b().config_with(values).rope_inv_freq();
+    let found = NamedShape::gpt_oss_20b().config_with(values).rotations().remove(0).inv_freq;
     for &(i, angle) in expected {
         assert!((found[i] - angle).abs() <= 1e-5 * angle, "{i}: {} and not {angle}", found[i]);
     }
