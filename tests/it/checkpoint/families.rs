@@ -9,7 +9,7 @@ use gpu::host::HostDriver;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
 
-use super::hostile::gguf::{File, key, tensor, text};
+use super::hostile::gguf::{File, array, key, tensor, text};
 use super::hostile::refused;
 use crate::fixtures::program::{argument, file, parse_ids, repository, run};
 use crate::graph::forward::{MIXED, drain, greedy, load_on_all};
@@ -109,6 +109,46 @@ fn heads_that_are_normalised_together_are_for_one_device() {
     let error = run(&args).fails_with_hint(1);
     let told = "`attn.heads.q_scale` of the family `olmo2` is of all heads together, which no device has";
     assert!(error.contains(told), "{error}");
+}
+
+#[test]
+fn gguf_files_that_would_be_computed_otherwise_are_refused_by_a_key() {
+    const U32: u32 = 4;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let refuses = |architecture: &str, more: Vec<u8>, message: &str| {
+        let mut gguf = File::default().key(key("general.architecture", 8, &text(architecture.as_bytes())));
+        for (name, value) in [
+            ("vocab_size", 101_u32),
+            ("context_length", 64),
+            ("block_count", 1),
+            ("embedding_length", 32),
+            ("feed_forward_length", 32),
+            ("attention.head_count", 2),
+            ("attention.head_count_kv", 1),
+            ("attention.key_length", 16),
+        ] {
+            gguf = gguf.key(key(&format!("{architecture}.{name}"), U32, &value.to_le_bytes()));
+        }
+        let path = PathBuf::from(file(folder.path(), "model.gguf", &gguf.key(more).bytes()));
+        refused(&path, message);
+    };
+    let number = |name: &str, value: u32| key(name, U32, &value.to_le_bytes());
+    // GLM-4V, whose heads rotate by halves; a rotation of all of a head.
+    let sections = array("glm4.rope.dimension_sections", U32, 1, &[8, 0, 0, 0]);
+    refuses("glm4", sections, "`glm4.rope.dimension_sections` is ");
+    refuses(
+        "chatglm",
+        number("chatglm.rope.dimension_count", 16),
+        "`chatglm.rope.dimension_count` is 16.0, expected 8",
+    );
+    // OLMo 3, and Gemma 2's caps.
+    refuses(
+        "olmo2",
+        number("olmo2.attention.sliding_window", 4096),
+        "`olmo2.attention.sliding_window` is 4096.0, expected 0",
+    );
+    let cap = key("gemma3.final_logit_softcapping", 6, &30_f32.to_le_bytes());
+    refuses("gemma3", cap, "`gemma3.final_logit_softcapping` is 30.0, expected 0");
 }
 
 /// A Llama of one layer and of zeros, with these keys more and, if there are any, these divisors of its two pairs.
