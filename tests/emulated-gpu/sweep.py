@@ -26,7 +26,8 @@ PROMPTS = ["Once upon a time", "The little dog", "Lily and Tom", "One day, a", "
 IDS = "1 5 9 13 20 33\n7 8 100 50 60\n"
 # The templates, each once: what covers several ops is met at one of them.
 KERNELS = [
-    ("embedding", None), ("rmsnorm", "row"), ("head_norm", None), ("silu_and_mul", None), ("rope_angles", None), ("rope_kv", None), ("attention", None),
+    ("embedding", None), ("multiply", None), ("narrow", None), ("rmsnorm", "row"), ("norm_and_add", None), ("head_norm", None), ("silu_and_mul", None),
+    ("gelu_and_mul", None), ("rope_angles", None), ("rope_kv", None), ("attention", None),
     ("moe_route", None), ("moe_sort", "block"), ("moe_mlp1", None), ("moe_mlp2", None), ("linear", None),
     ("sample", None), ("take_token", None),
     ("all_reduce", None), ("all_gather", None), ("all_argmax", None),

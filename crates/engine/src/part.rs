@@ -5,6 +5,7 @@ use bytemuck::cast_slice;
 use super::EngineError;
 use super::blueprint::{Blueprint, ModelOptions};
 use super::exchange::Exchange;
+use crate::graph::forward::of_rope;
 use crate::plan::Executor;
 use crate::plan::memory::LoadProgress;
 use crate::plan::options::ExecutorOptions;
@@ -33,8 +34,10 @@ pub(super) fn load(
         snapshot_bytes: layout.snapshot_bytes(),
     };
     let executor = Executor::new(graph, checkpoint, pipeline, executor_options, progress)?;
-    executor.write("inv_freq", cast_slice(&config.rope_inv_freq()))?;
-    if of.rank > 0 {
+    for rotation in config.rotations() {
+        executor.write(&of_rope("inv_freq", rotation.name), cast_slice(&rotation.inv_freq))?;
+    }
+    if executor.has("zeros") {
         executor.write("zeros", &vec![0; 4 * max_rows * config.hidden_size])?;
     }
     Ok(executor)

@@ -1,4 +1,5 @@
-//! References of `embedding`, `rmsnorm`, `head_norm`, `linear` and `silu_and_mul`.
+//! References of `embedding`, `multiply`, `narrow`, `rmsnorm`, `norm_and_add`, `head_norm`, `linear`, `silu_and_mul`
+//! and `gelu_and_mul`.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, named, only, tensor};
 use super::formats::{Sizes, random_rows, row, rows};
@@ -23,6 +24,22 @@ pub(super) fn embedding(case: &Case, inputs: &Tensors) -> Result<Outputs, Refere
     Ok(only("y", Output::plain(y)))
 }
 
+pub(super) fn multiply_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let n = case.n_tokens()? * case.dim("hidden_size")?;
+    Ok(named([("x", random.normals(Dtype::F32, n, 1.0))]))
+}
+
+/// y[t, c] = x[t, c] * factor
+pub(super) fn multiply(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (x, factor) = (tensor(inputs, "x")?, case.constant("factor")?);
+    Ok(only("y", Output::scaled(x.values().iter().map(|x| (x * factor, (x * factor).abs())).collect())))
+}
+
+/// y[t, c] = x[t, c]
+pub(super) fn narrow(_: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    Ok(only("y", Output::plain(tensor(inputs, "x")?.values().to_vec())))
+}
+
 pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (n_tokens, hidden_size) = (case.n_tokens()?, case.dim("hidden_size")?);
     let mut x = Vec::new();
@@ -38,7 +55,7 @@ pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors
 
 /// y[t, c] = x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
 pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
-    let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?);
+    let (x, scale) = (tensor(inputs, "x")?, tensor(inputs, "scale")?.values());
     let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
     let mut y = Vec::new();
     for row in x.values().chunks(hidden_size) {
@@ -47,10 +64,29 @@ pub(super) fn rmsnorm(case: &Case, inputs: &Tensors) -> Result<Outputs, Referenc
     Ok(only("y", Output::scaled(y)))
 }
 
-fn normed(row: &[f64], scale: &Tensor, eps: f64) -> impl Iterator<Item = f64> {
+fn normed(row: &[f64], scale: &[f64], eps: f64) -> impl Iterator<Item = f64> {
     let mean = row.iter().map(|x| x * x).sum::<f64>() / row.len() as f64;
     let root = (mean + eps).sqrt();
-    row.iter().zip(scale.values()).map(move |(x, scale)| x / root * scale)
+    row.iter().zip(scale).map(move |(x, scale)| x / root * scale)
+}
+
+pub(super) fn norm_and_add_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let n = case.n_tokens()? * case.dim("hidden_size")?;
+    let mut inputs = rmsnorm_inputs(case, random)?;
+    inputs.insert("residual".into(), random.normals(Dtype::F32, n, 1.0));
+    Ok(inputs)
+}
+
+/// y[t, c] = residual[t, c] + x[t, c] / sqrt(mean(x[t, :]^2) + eps) * scale[c]
+pub(super) fn norm_and_add(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let [x, scale, residual] = ["x", "scale", "residual"].map(|name| tensor(inputs, name));
+    let (x, scale, residual) = (x?, scale?.values(), residual?);
+    let (hidden_size, eps) = (case.dim("hidden_size")?, case.constant("eps")?);
+    let mut y = Vec::new();
+    for (row, added) in x.values().chunks(hidden_size).zip(residual.values().chunks(hidden_size)) {
+        y.extend(normed(row, scale, eps).zip(added).map(|(value, added)| (value + added, value.abs() + added.abs())));
+    }
+    Ok(only("y", Output::scaled(y)))
 }
 
 pub(super) fn head_norm_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -62,28 +98,34 @@ pub(super) fn head_norm_inputs(case: &Case, random: &mut Random) -> Result<Tenso
         let size = [1.0, 1e-3, 40.0][head % 3];
         qkv.extend((0..head_dim).map(|_| size * random.normal()));
     }
-    let mut scale = || {
-        let scale = (0..head_dim).map(|_| 1.0 + 0.3 * random.normal()).collect();
+    let of_all_heads = case.flag("of_all_heads")?;
+    let mut scale = |heads: usize| {
+        let n = if of_all_heads { heads * head_dim } else { head_dim };
+        let scale = (0..n).map(|_| 1.0 + 0.3 * random.normal()).collect();
         Ok(Tensor::rounded(case.dtype("scale")?, scale))
     };
-    let (q_scale, k_scale) = (scale()?, scale()?);
+    let (q_scale, k_scale) = (scale(n_heads)?, scale(n_kv_heads)?);
     Ok(named([("qkv", Tensor::rounded(Dtype::F32, qkv)), ("q_scale", q_scale), ("k_scale", k_scale)]))
 }
 
-/// x[c] / sqrt(mean(x[:]^2) + eps) * scale[c] of each head x of q and of k; those of v stay.
+/// x[c] / sqrt(mean(x[:]^2) + eps) * scale[c] of each head x of q, times q_factor, and of k, or of all of them
+/// together; those of v stay.
 pub(super) fn head_norm(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (n_heads, n_kv_heads) = (case.dim("num_attention_heads")?, case.dim("num_key_value_heads")?);
-    let (qkv, eps) = (tensor(inputs, "qkv")?, case.constant("eps")?);
-    let scales = [tensor(inputs, "q_scale")?, tensor(inputs, "k_scale")?];
+    let (qkv, eps, q_factor) = (tensor(inputs, "qkv")?, case.constant("eps")?, case.constant("q_factor")?);
+    let (q_scale, k_scale) = (tensor(inputs, "q_scale")?.values(), tensor(inputs, "k_scale")?.values());
+    let (head_dim, of_all_heads) = (case.dim("head_dim")?, case.flag("of_all_heads")?);
     let mut y = Vec::new();
-    for (head, x) in qkv.values().chunks(case.dim("head_dim")?).enumerate() {
-        match head % (n_heads + 2 * n_kv_heads) {
-            head if head < n_heads + n_kv_heads => {
-                let scale = scales[usize::from(head >= n_heads)];
-                y.extend(normed(x, scale, eps).map(|value| (value, value.abs())));
+    for row in qkv.values().chunks((n_heads + 2 * n_kv_heads) * head_dim) {
+        let (q, rest) = row.split_at(n_heads * head_dim);
+        let (k, v) = rest.split_at(n_kv_heads * head_dim);
+        for (heads, scale, factor) in [(q, q_scale, q_factor), (k, k_scale, 1.0)] {
+            for x in heads.chunks(if of_all_heads { heads.len() } else { head_dim }) {
+                let values = normed(x, scale, eps).map(|value| value * factor);
+                y.extend(values.map(|value| (value, value.abs())));
             }
-            _ => y.extend(x.iter().map(|&x| (x, 0.0))),
         }
+        y.extend(v.iter().map(|&x| (x, 0.0)));
     }
     Ok(only("qkv", Output::scaled(y)))
 }
@@ -113,6 +155,22 @@ pub(super) fn silu_and_mul(case: &Case, inputs: &Tensors) -> Result<Outputs, Ref
             let [gate_size, up_size] = [i, n + i].map(|i| h.size(t * 2 * n + i));
             let size = (silu * up).abs() * (1.0 + gate.abs());
             y.push((silu * up, size + STEEPEST_SILU * up.abs() * gate_size + silu.abs() * up_size));
+        }
+    }
+    Ok(only("y", Output::scaled(y)))
+}
+
+/// y[t, i] = gelu(h[t, i]) * h[t, n + i], gelu(g) = g / 2 (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3)))
+pub(super) fn gelu_and_mul(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let (h, n) = (tensor(inputs, "h")?, case.dim("intermediate_size")?);
+    let mut y = Vec::new();
+    for row in h.values().chunks(2 * n) {
+        let (gates, ups) = row.split_at(n);
+        for (gate, up) in gates.iter().zip(ups) {
+            let two_t = 2.0 * (2.0 / std::f64::consts::PI).sqrt() * (gate + 0.044715 * gate.powi(3));
+            // 1 + tanh(t) is 2 / (1 + e^-2t), which keeps its digits far below zero.
+            let value = gate / (1.0 + (-two_t).exp()) * up;
+            y.push((value, value.abs() * (1.0 + two_t.abs() / (1.0 + two_t.exp()))));
         }
     }
     Ok(only("y", Output::scaled(y)))
@@ -176,9 +234,29 @@ mod tests {
     }
 
     #[test]
-    fn head_norm_takes_each_head_of_q_and_k_for_itself() {
+    fn norm_and_add_is_what_is_added_to_the_stream() {
+        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&[("hidden_size", 2)], 1) };
+        let residual = f32s(&[10.0, -20.0]);
+        let inputs = named([("x", f32s(&[3.0, 4.0])), ("scale", f32s(&[1.0, -2.0])), ("residual", residual)]);
+        let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
+        let y = &run(&["norm_and_add".into()], &case, &inputs).unwrap()["y"];
+        close(&y.values, &[10.0 + 3.0 / root, -20.0 - 8.0 / root]);
+        close(&y.scale, &[10.0 + 3.0 / root, 20.0 + 8.0 / root]);
+    }
+
+    #[test]
+    fn multiply_is_a_product() {
+        let case = Case { constants: BTreeMap::from([("factor".into(), 1.5)]), ..case(&[("hidden_size", 2)], 1) };
+        let y = &run(&["multiply".into()], &case, &named([("x", f32s(&[3.0, -4.0]))])).unwrap()["y"];
+        close(&y.values, &[4.5, -6.0]);
+    }
+
+    #[test]
+    fn head_norm_takes_each_head_of_q_and_k_for_itself_or_all_as_one() {
         let dims = [("num_attention_heads", 2), ("num_key_value_heads", 1), ("head_dim", 2)];
-        let case = Case { constants: BTreeMap::from([("eps".into(), 0.5)]), ..case(&dims, 1) };
+        let constants = BTreeMap::from([("eps".into(), 0.5), ("q_factor".into(), 1.0)]);
+        let mut case = Case { constants, ..case(&dims, 1) };
+        case.flags.insert("of_all_heads".into(), false);
         let inputs = named([
             ("qkv", f32s(&[3.0, 4.0, 0.0, 1.0, 3.0, 4.0, 5.0, 6.0])),
             ("q_scale", f32s(&[1.0, -2.0])),
@@ -188,6 +266,16 @@ mod tests {
         let root = 13f64.sqrt(); // (9 + 16) / 2 + 0.5
         close(&qkv.values, &[3.0 / root, -8.0 / root, 0.0, -2.0, 30.0 / root, 4.0 / root, 5.0, 6.0]);
         close(&qkv.scale[6..], &[0.0, 0.0]);
+        case.flags.insert("of_all_heads".into(), true);
+        case.constants.insert("q_factor".into(), 0.5);
+        let inputs = named([
+            ("qkv", f32s(&[3.0, 4.0, 0.0, 1.0, 3.0, 4.0, 5.0, 6.0])),
+            ("q_scale", f32s(&[1.0, -2.0, 3.0, 4.0])),
+            ("k_scale", f32s(&[10.0, 1.0])),
+        ]);
+        let qkv = &run(&["head_norm".into()], &case, &inputs).unwrap()["qkv"];
+        let q_root = 7f64.sqrt(); // (9 + 16 + 1) / 4 + 0.5
+        close(&qkv.values, &[1.5 / q_root, -4.0 / q_root, 0.0, 2.0 / q_root, 30.0 / root, 4.0 / root, 5.0, 6.0]);
     }
 
     #[test]
@@ -195,6 +283,14 @@ mod tests {
         let inputs = named([("h", f32s(&[0.0, 1.0, -1e4, 5.0, 2.0, 3.0]))]);
         let y = &run(&["silu_and_mul".into()], &case(&[("intermediate_size", 3)], 1), &inputs).unwrap()["y"];
         close(&y.values, &[0.0, 2.0 / (1.0 + (-1f64).exp()), 0.0]);
+    }
+
+    /// Values of torch's `gelu(x, approximate="tanh")` in float64.
+    #[test]
+    fn gelu_and_mul_gates_what_is_behind_the_gates() {
+        let inputs = named([("h", f32s(&[0.0, 1.0, -1e4, -2.5, 5.0, 2.0, 3.0, 10.0]))]);
+        let y = &run(&["gelu_and_mul".into()], &case(&[("intermediate_size", 4)], 1), &inputs).unwrap()["y"];
+        close(&y.values, &[0.0, 2.0 * 0.8411919906082768, 0.0, -0.15084266089998577]);
     }
 
     #[test]

@@ -35,11 +35,15 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 26] = [
+const OPS: [Op; 30] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
+    Op { name: "multiply", first: "x", kinds: &[], inputs: dense::multiply_inputs, run: dense::multiply },
+    Op { name: "narrow", first: "x", kinds: &[], inputs: dense::multiply_inputs, run: dense::narrow },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
+    Op { name: "norm_and_add", first: "x", kinds: &[], inputs: dense::norm_and_add_inputs, run: dense::norm_and_add },
     Op { name: "head_norm", first: "qkv", kinds: &[], inputs: dense::head_norm_inputs, run: dense::head_norm },
     Op { name: "silu_and_mul", first: "h", kinds: &[], inputs: dense::silu_and_mul_inputs, run: dense::silu_and_mul },
+    Op { name: "gelu_and_mul", first: "h", kinds: &[], inputs: dense::silu_and_mul_inputs, run: dense::gelu_and_mul },
     Op { name: "linear", first: "x", kinds: &[], inputs: dense::linear_inputs, run: dense::linear },
     Op { name: "rope_angles", first: "inv_freq", kinds: &[], inputs: rope::rope_angles_inputs, run: rope::rope_angles },
     Op { name: "rope_kv", first: "qkv", kinds: &["chunk", "decode"], inputs: rope::rope_kv_inputs, run: rope::rope_kv },

@@ -282,6 +282,12 @@ fn the_program_takes_such_a_file_and_says_what_is_wrong_with_others() {
         ),
         ("rope_kv(qkv) ", "rope_kv(a) ", "rope_kv(qkv)", "`rope_kv`: expected `qkv` of shape"),
         (
+            "qkv   = linear(a, self.heads)",
+            "qkv   = linear(x, self.heads)",
+            "qkv   =",
+            "`linear`: expected `x` of bf16, which `narrow` makes of f32, found f32",
+        ),
+        (
             "mixed = attention(qkv, ",
             "mixed, more = attention(qkv, ",
             "mixed = attention",

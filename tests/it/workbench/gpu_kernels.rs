@@ -86,9 +86,13 @@ fn right_in_waves_of_32(wanted: impl Fn(&Template) -> bool, expected: &[&str]) {
 fn templates_are_right_in_waves_of_32() {
     let ops = [
         "embedding",
+        "multiply",
+        "narrow",
         "rmsnorm",
+        "norm_and_add",
         "head_norm",
         "silu_and_mul",
+        "gelu_and_mul",
         "linear",
         "rope_angles",
         "rope_kv",

@@ -169,6 +169,11 @@ impl Executor {
         self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
+    /// Whether the graph has an external tensor of this name.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.externals.contains_key(name)
+    }
+
     /// Fills a part of an external tensor, from `offset_bytes` on.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ use super::stored::{Codec, Mxfp4Order, Number, is_bf16};
 use super::tensors::{Group, groups};
 use super::{Elements, Tensor};
 use crate::config::ModelConfig;
-use crate::family::{self, Spelled, Stack, StoredPiece};
+use crate::family::{self, PairedRows, Spelled, Stack, StoredPiece};
 use expression::Scope;
 use format::Dtype;
 
@@ -52,12 +52,9 @@ pub(super) const OPENAI: FileLayout = FileLayout {
     mxfp4: Mxfp4::Apart { codes: ".blocks", scales: ".scales" },
 };
 
-/// GGUF files, as llama.cpp's converter writes them.
+/// GGUF files, as converters of llama.cpp and Ollama write them.
 pub(super) const GGUF: FileLayout =
-    FileLayout { names: family::NamingScheme::Gguf, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
-
-/// GGUF files as Ollama's converter writes them.
-pub(super) const OLLAMA: FileLayout = FileLayout { names: family::NamingScheme::Ollama, ..GGUF };
+    FileLayout { names: family::NamingScheme::Fused, layer_prefix: "blk.", mxfp4: Mxfp4::Blocks };
 
 /// A tensor of the model made of numbers, whose type is not decided yet.
 struct PlannedTensor {
@@ -66,8 +63,10 @@ struct PlannedTensor {
     pieces: Vec<StoredTensor>,
     /// Of each piece, where it has some.
     scales: Vec<Option<F8Scales>>,
-    /// Rows of a head of each piece whose rows are in pairs.
-    pairs: Vec<Option<usize>>,
+    /// The order of the rows of each piece where they are in pairs.
+    pairs: Vec<Option<PairedRows>>,
+    /// What is added to its numbers.
+    offset: Option<f32>,
     order: ElementOrder,
     is_expert: bool,
 }
@@ -95,9 +94,11 @@ pub(super) fn assemble(
     }
     let Taking { planned, mut tensors, .. } = taking;
     inventory.finish()?;
-    let dtypes = [false, true].map(|is_expert| dtype(planned.iter().filter(|planned| planned.is_expert == is_expert)));
+    // Sums are not of the type of their summands.
+    let of = |is_expert| planned.iter().filter(move |one| one.is_expert == is_expert && one.offset.is_none());
+    let dtypes = [false, true].map(|is_expert| dtype(of(is_expert)));
     tensors.extend(planned.into_iter().map(|planned| {
-        let dtype = dtypes[usize::from(planned.is_expert)];
+        let dtype = planned.offset.map_or(dtypes[usize::from(planned.is_expert)], |_| Dtype::F32);
         planned.tensor(dtype)
     }));
     Ok(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect())
@@ -143,6 +144,7 @@ impl Taking<'_> {
             shape: group.shape.clone(),
             pieces,
             pairs: group.tensor.pieces(names, &self.dims).iter().map(|piece| piece.pairs).collect(),
+            offset: group.tensor.offset(names),
             order,
             is_expert,
         });
@@ -238,7 +240,7 @@ impl Taking<'_> {
         [(codes, true), (scales, false)].map(|(part, is_codes)| {
             let pieces = pieces.iter().map(|piece| {
                 let (bytes, step) = (piece.bytes.clone(), step(piece, is_codes));
-                Piece { bytes, step, pairs: None, scales: None }
+                Piece { bytes, step, pairs: None, offset: None, scales: None }
             });
             let row_len = *part.shape.last().expect("the experts' matrices have three dimensions");
             Some(Tensor {
@@ -257,11 +259,11 @@ impl FileLayout {
         if group.tensor.per_layer { format!("{}{l}.{name}", self.layer_prefix) } else { name.to_owned() }
     }
 
-    /// What names the parts of a tensor have: a file of Ollama's may have one whole, or in parts as llama.cpp has it.
+    /// What names the parts of a tensor have: a GGUF file may have one whole, or in parts.
     fn names_of(&self, inventory: &Inventory, group: &Group, l: usize) -> family::NamingScheme {
         match group.tensor.spelled(self.names) {
             Spelled::Same(name)
-                if self.names == family::NamingScheme::Ollama
+                if self.names == family::NamingScheme::Fused
                     && inventory.get(&self.name_in(name, group, l)).is_none() =>
             {
                 family::NamingScheme::Gguf
@@ -305,17 +307,18 @@ fn dtype<'a>(planned: impl Iterator<Item = &'a PlannedTensor>) -> Dtype {
 
 impl PlannedTensor {
     fn tensor(self, dtype: Dtype) -> Tensor {
-        let Self { name, shape, pieces, scales, pairs, order, .. } = self;
+        let Self { name, shape, pieces, scales, pairs, offset, order, .. } = self;
         let file_offset = Some(pieces[0].file_offset);
         let elements = match pieces.as_slice() {
             [only]
                 if order == ElementOrder::Concatenated
                     && pairs == [None]
+                    && offset.is_none()
                     && only.number().and_then(Number::dtype) == Some(dtype) =>
             {
                 Elements::Bytes(only.bytes.clone())
             }
-            _ => Elements::Rearranged(rearranged(pieces, scales, &pairs, order, dtype, &shape)),
+            _ => Elements::Rearranged(rearranged(pieces, scales, &pairs, offset, order, dtype, &shape)),
         };
         Tensor { name, dtype, shape, elements, file_offset }
     }
@@ -324,7 +327,8 @@ impl PlannedTensor {
 fn rearranged(
     pieces: Vec<StoredTensor>,
     scales: Vec<Option<F8Scales>>,
-    pairs: &[Option<usize>],
+    pairs: &[Option<PairedRows>],
+    offset: Option<f32>,
     order: ElementOrder,
     dtype: Dtype,
     shape: &[usize],
@@ -334,9 +338,10 @@ fn rearranged(
         ElementOrder::Interleaved { .. } if shape.len() > 2 => shape[shape.len() - 1],
         _ => 1, // the biases: what is put together are single numbers
     };
-    let piece = |((piece, scales), pairs): ((StoredTensor, Option<F8Scales>), &Option<usize>)| {
+    let piece = |((piece, scales), pairs): ((StoredTensor, Option<F8Scales>), &Option<PairedRows>)| {
         let from = piece.number().expect("taken as numbers");
-        Piece { bytes: piece.bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: *pairs, scales }
+        let step = ElementConversion::Convert { from, to: dtype };
+        Piece { bytes: piece.bytes, step, pairs: *pairs, offset, scales }
     };
     Rearranged::new(pieces.into_iter().zip(scales).zip(pairs).map(piece).collect(), order, row_len)
 }

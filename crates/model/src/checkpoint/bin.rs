@@ -74,7 +74,8 @@ fn slice_tensors(bytes: &Bytes, config: &ModelConfig, dtype: Dtype, decided: Dec
 fn transposed(bytes: Bytes, dtype: Dtype, shape: &[usize]) -> Elements {
     let &[.., n_rows, row_len] = shape else { panic!("{shape:?} is no matrix") };
     let from = if dtype == Dtype::F32 { Number::F32 } else { Number::Bf16 };
-    let piece = Piece { bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: None, scales: None };
+    let piece =
+        Piece { bytes, step: ElementConversion::Convert { from, to: dtype }, pairs: None, offset: None, scales: None };
     Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Transposed { n_rows }, row_len))
 }
 

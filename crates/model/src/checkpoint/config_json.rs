@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::foreign::{self, ForeignQuantization};
 use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::family::known::{gpt_oss, usable};
-use crate::family::{Dim, Expected, Family, FamilyError, Number, RopeScaling, known};
+use crate::family::{Dim, Expected, Family, FamilyError, Number, Rope as FamilyRope, RopeScaling, known};
 use hint::Hint;
 
 /// The longest file that is read; a real one has 2 kB.
@@ -81,48 +81,42 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
     if let Some(Value::String(method)) = file.object("quantization_config")?.and_then(|of| of.get("quant_method")) {
         foreign::check_method(method)?;
     }
-    let (scaling, scaling_path) = match ["rope_parameters", "rope_scaling"].map(|key| (file.object(key), key)) {
+    let (scaling, path) = match ["rope_parameters", "rope_scaling"].map(|key| (file.object(key), key)) {
         [(Ok(Some(new)), path), _] => (Some(new), path),
         [(Err(error), _), _] | [_, (Err(error), _)] => return Err(error),
         [_, (Ok(old), path)] => (old, path),
     };
     let family = family(&file)?;
     check_constants(family, &file)?;
-    let rope = match (&family.rope.scaling, scaling) {
-        (RopeScaling::None, scaling) => {
-            Rope::unscaled(family, scaling.map(|json| Object { json, path: scaling_path }), &file)?
-        }
-        (RopeScaling::Yarn { original, .. }, Some(json)) => {
-            Rope::of_transformers(family, original, &Object { json, path: scaling_path }, &file)?
-        }
-        (RopeScaling::Yarn { factor, original }, None) => Rope::of_openai(family, factor, original, &file)?,
-        (RopeScaling::Llama3 { .. }, scaling) => {
-            Rope::slowed(family, scaling.map(|json| Object { json, path: scaling_path }), &file)?
-        }
-    };
-    let (factor_name, context) = family.rope.scaling.factor_and_original().unzip();
-    let stretches = matches!(family.rope.scaling, RopeScaling::Yarn { .. });
+    let ropes = Rope::all(family, scaling.map(|json| Object { json, path }), &file)?;
+    let ropes = || family.ropes.iter().zip(&ropes);
     let dim = |dim: &'static Dim| {
-        if Some(&dim.name) == context {
+        if let Some((_, rope)) = ropes().find(|(of, _)| of.scaling.original() == Some(&dim.name)) {
             return Ok(rope.initial_context_length);
         }
         match file.dimension(dim, &keys(dim))? {
             // OpenAI's has none: what YaRN stretches the context to.
-            None if dim.name == "max_seq_len" && stretches => Ok(rope
-                .initial_context_length
-                .map(|length| (length as f64 * rope.factor.max(1.0)).min(f64::from(1 << 30)) as usize)),
+            None if dim.name == "max_seq_len" => Ok(ropes().find_map(|(of, rope)| match of.scaling {
+                RopeScaling::Yarn { .. } => {
+                    let length = rope.initial_context_length? as f64 * rope.factor.max(1.0);
+                    Some(length.min(f64::from(1 << 30)) as usize)
+                }
+                _ => None,
+            })),
             found => Ok(found),
         }
     };
     let number = |number: &'static Number| {
-        if number.name == family.rope.theta {
-            return Ok(rope.theta.map(|theta| theta as f32));
-        }
-        if Some(&number.name) == factor_name {
-            return Ok(Some(rope.factor as f32));
-        }
-        if let Some((_, turns)) = rope.turns.iter().find(|(name, _)| *name == number.name) {
-            return Ok(Some(*turns as f32));
+        for (of, rope) in ropes() {
+            if number.name == of.theta {
+                return Ok(rope.theta.map(|theta| theta as f32));
+            }
+            if of.scaling.factor() == Some(&number.name) {
+                return Ok(Some(rope.factor as f32));
+            }
+            if let Some((_, turns)) = rope.turns.iter().find(|(name, _)| *name == number.name) {
+                return Ok(Some(*turns as f32));
+            }
         }
         for key in &number.json {
             if let Some(found) = file.number(key)? {
@@ -193,9 +187,65 @@ struct Rope {
 }
 
 impl Rope {
-    /// Of a family whose context nothing stretches.
-    fn unscaled(family: &Family, scaling: Option<Object>, file: &Object) -> Result<Self, ConfigFileError> {
-        let mut theta = file.number(&family.rope.theta)?;
+    /// Those of a family; where `scaling` has an object for each kind of layers, each has its own.
+    fn all(family: &'static Family, scaling: Option<Object>, file: &Object) -> Result<Vec<Self>, ConfigFileError> {
+        let inner = |of: &FamilyRope| match (&scaling, &of.json) {
+            (Some(scaling), Some(key)) => Ok(scaling.object(key)?.map(|json| (json, scaling.full(key)))),
+            _ => Ok(None),
+        };
+        let inner: Vec<Option<(&Map<String, Value>, String)>> =
+            family.ropes.iter().map(inner).collect::<Result<_, ConfigFileError>>()?;
+        let is_nested = inner.iter().any(Option::is_some);
+        let mut ropes = Vec::new();
+        for (i, (of, inner)) in family.ropes.iter().zip(&inner).enumerate() {
+            let scaling = match inner {
+                Some((json, path)) => Some(Object { json, path }),
+                None if is_nested || i > 0 => None,
+                None => scaling,
+            };
+            ropes.push(Self::of(family, of, scaling, file)?);
+        }
+        Ok(ropes)
+    }
+
+    fn of(
+        family: &'static Family,
+        rope: &'static FamilyRope,
+        scaling: Option<Object>,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
+        match (&rope.scaling, scaling) {
+            (RopeScaling::None, scaling) => Self::unscaled(family, rope, scaling, file),
+            (RopeScaling::Yarn { original, .. }, Some(json)) => Self::of_transformers(family, original, &json, file),
+            (RopeScaling::Yarn { factor, original }, None) => {
+                Self::of_openai(family, &rope.theta, factor, original, file)
+            }
+            (RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. }, scaling) => {
+                Self::slowed(family, rope, scaling, file)
+            }
+        }
+    }
+
+    /// The base, where it stands by itself.
+    fn theta(family: &Family, rope: &FamilyRope, file: &Object) -> Result<Option<f64>, ConfigFileError> {
+        let number = family.numbers.iter().find(|number| number.name == rope.theta);
+        let keys = number.map(|number| &number.json[..]).filter(|keys| !keys.is_empty());
+        for key in keys.unwrap_or(std::slice::from_ref(&rope.theta)) {
+            if let Some(found) = file.number(key)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Of angles that nothing stretches.
+    fn unscaled(
+        family: &Family,
+        rope: &FamilyRope,
+        scaling: Option<Object>,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
+        let mut theta = Self::theta(family, rope, file)?;
         if let Some(scaling) = scaling {
             theta = scaling.number("rope_theta")?.or(theta);
             let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
@@ -206,21 +256,31 @@ impl Rope {
         Ok(Self { theta, factor: 1.0, turns: vec![], initial_context_length: None })
     }
 
-    /// Of a family whose pairs may slow down: all of them, or those that turn seldom.
-    fn slowed(family: &'static Family, scaling: Option<Object>, file: &Object) -> Result<Self, ConfigFileError> {
-        let theta = file.number("rope_theta")?;
+    /// Of pairs that may slow down: all of them, or those that turn seldom.
+    fn slowed(
+        family: &'static Family,
+        of: &'static FamilyRope,
+        scaling: Option<Object>,
+        file: &Object,
+    ) -> Result<Self, ConfigFileError> {
+        let theta = Self::theta(family, of, file)?;
         let mut rope = Self { theta, factor: 1.0, turns: vec![], initial_context_length: None };
-        let (Some(scaling), RopeScaling::Llama3 { low, high, original, .. }) = (scaling, &family.rope.scaling) else {
-            return Ok(rope);
-        };
+        let Some(scaling) = scaling else { return Ok(rope) };
         rope.theta = scaling.number("rope_theta")?.or(rope.theta);
         let kind = scaling.any(&["rope_type", "type"])?.ok_or_else(|| scaling.missing(&["rope_type"]))?;
         match kind.as_str() {
             Some("default") => return Ok(rope),
-            Some("linear" | "llama3") => rope.factor = scaling.required_number("factor")?,
-            _ => return Err(scaling.refused("rope_type", "\"default\", \"linear\" or \"llama3\"", kind)),
+            Some("linear") => rope.factor = scaling.required_number("factor")?,
+            Some("llama3") if matches!(of.scaling, RopeScaling::Llama3 { .. }) => {
+                rope.factor = scaling.required_number("factor")?;
+            }
+            _ => {
+                let llama3 =
+                    if of.scaling.original().is_some() { ", \"linear\" or \"llama3\"" } else { " or \"linear\"" };
+                return Err(scaling.refused("rope_type", &format!("\"default\"{llama3}"), kind));
+            }
         }
-        if kind == "llama3" {
+        if let (RopeScaling::Llama3 { low, high, original, .. }, true) = (&of.scaling, kind == "llama3") {
             let least = scaling.required_number("low_freq_factor")?;
             let most = scaling.required_number("high_freq_factor")?;
             if most <= least {
@@ -235,12 +295,13 @@ impl Rope {
 
     fn of_openai(
         family: &'static Family,
+        theta: &str,
         factor: &str,
         original: &'static str,
         file: &Object,
     ) -> Result<Self, ConfigFileError> {
         Ok(Self {
-            theta: Some(file.required_number(&family.rope.theta)?),
+            theta: Some(file.required_number(theta)?),
             factor: file.required_number(factor)?,
             turns: vec![],
             initial_context_length: Some(file.required_dimension(family, original, original)?),
@@ -287,6 +348,7 @@ impl Rope {
 }
 
 /// An object of the file, and where it stands.
+#[derive(Clone, Copy)]
 struct Object<'a> {
     json: &'a Map<String, Value>,
     path: &'a str,

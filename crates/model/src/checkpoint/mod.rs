@@ -214,7 +214,7 @@ impl Checkpoint {
         let rounds = [false, true].map(|is_expert| of(is_expert).any(Tensor::is_widened));
         let mut checkpoint = self.clone();
         for tensor in checkpoint.tensors.values_mut() {
-            if tensor.dtype == Dtype::F32 && rounds[usize::from(self.is_expert(tensor))] {
+            if tensor.dtype == Dtype::F32 && !tensor.is_sum() && rounds[usize::from(self.is_expert(tensor))] {
                 *tensor = tensor.with_dtype(Dtype::Bf16);
             }
         }
@@ -336,6 +336,7 @@ impl Tensor {
                     bytes: bytes.clone(),
                     step: ElementConversion::Convert { from: number, to: dtype },
                     pairs: None,
+                    offset: None,
                     scales: None,
                 };
                 Elements::Rearranged(Rearranged::new(vec![piece], ElementOrder::Concatenated, 1))
@@ -353,9 +354,15 @@ impl Tensor {
         self.len() == 0
     }
 
+    /// Whether it is f32 because something is added to what the file has.
+    fn is_sum(&self) -> bool {
+        matches!(&self.elements, Elements::Rearranged(rearranged) if rearranged.is_sum())
+    }
+
     /// Whether it is f32 and the file has less.
     fn is_widened(&self) -> bool {
         match &self.elements {
+            Elements::Rearranged(_) if self.is_sum() => false,
             Elements::Rearranged(rearranged) => {
                 self.dtype == Dtype::F32 && rearranged.stored().any(|number| number != Number::F32)
             }

@@ -10,6 +10,7 @@ use rayon::prelude::*;
 use super::blocks::{self, codes_of, parameters_of};
 use super::f8::{self, F8Scales};
 use super::stored::{self, Number};
+use crate::family::PairedRows;
 use format::{BlockFormat, Dtype};
 
 /// How a tensor is made of pieces of files.
@@ -29,8 +30,10 @@ pub(crate) struct Piece {
     pub(crate) bytes: Bytes,
     /// What is done with them; all pieces of a tensor become the same type.
     pub step: ElementConversion,
-    /// Rows of a head, where the stored ones of a head are in pairs: row `2 i + s` becomes row `s * rows / 2 + i`.
-    pub(crate) pairs: Option<usize>,
+    /// Where its rows are in another order.
+    pub(crate) pairs: Option<PairedRows>,
+    /// What is added to its numbers.
+    pub(crate) offset: Option<f32>,
     /// What numbers of 8 bits are multiplied by; none else.
     pub(crate) scales: Option<F8Scales>,
 }
@@ -123,6 +126,9 @@ impl Piece {
 
     /// Makes rows of stored ones, the first of which is `first`.
     fn run(&self, first: usize, from: &[u8], to: &mut [u8]) {
+        if let (ElementConversion::Convert { from: number, to: wanted }, Some(offset)) = (self.step, self.offset) {
+            return stored::write(wanted, to, |give| number.each(from, |value| give(value + offset)));
+        }
         let Some(scales) = &self.scales else { return self.step.run(from, to) };
         let n_rows = from.len() / scales.row_len();
         let rows = from.chunks_exact(scales.row_len()).zip(to.chunks_exact_mut(to.len() / n_rows.max(1)));
@@ -144,9 +150,7 @@ impl Piece {
 
     /// The stored row that becomes row `r`.
     fn stored_row(&self, r: usize) -> usize {
-        let Some(rows) = self.pairs else { return r };
-        let (head, row) = (r / rows, r % rows);
-        head * rows + row % (rows / 2) * 2 + row / (rows / 2)
+        self.pairs.map_or(r, |pairs| pairs.stored(r))
     }
 }
 
@@ -190,6 +194,11 @@ impl Rearranged {
         self.len_bytes
     }
 
+    /// Whether something is added to what the file has, so that its type need not hold it.
+    pub(crate) fn is_sum(&self) -> bool {
+        self.pieces.iter().any(|piece| piece.offset.is_some())
+    }
+
     /// The types of its numbers in the file; none if it is not made of numbers.
     pub(crate) fn stored(&self) -> impl Iterator<Item = Number> {
         self.pieces.iter().filter_map(|piece| match piece.step {
@@ -212,6 +221,9 @@ impl Rearranged {
     /// The type that holds what the file has of it, and no more: that of its numbers, where they are all alike. `None`
     /// where the program has none such, or its rows are not those of the file.
     pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
+        if self.is_sum() {
+            return None;
+        }
         let mut stored = self.stored();
         let first = stored.next().filter(|_| !matches!(self.order, ElementOrder::Transposed { .. }))?;
         let dtype = first.dtype().or_else(|| first.format().map(|format| format.dtype))?;
@@ -244,7 +256,15 @@ impl Rearranged {
     pub(crate) fn as_is(&self) -> Option<&Bytes> {
         match (&*self.pieces, self.order) {
             (
-                [Piece { bytes, step: ElementConversion::Convert { from, to }, pairs: None, scales: None }],
+                [
+                    Piece {
+                        bytes,
+                        step: ElementConversion::Convert { from, to },
+                        pairs: None,
+                        offset: None,
+                        scales: None,
+                    },
+                ],
                 ElementOrder::Concatenated,
             ) if from.dtype() == Some(*to) => Some(bytes),
             _ => None,

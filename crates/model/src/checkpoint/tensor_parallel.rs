@@ -184,7 +184,7 @@ impl TpRank {
                 let n_made = own.len();
                 rows_of(vec![own], whole.vocab_size, n_made)
             }
-            Sharding::Whole => return None,
+            Sharding::Whole | Sharding::OneDevice => return None,
             Sharding::FirstDevice if self.rank == 0 => return None,
             Sharding::FirstDevice => Cut { matrix: [1, last], rows: vec![], columns: 0..last, made: [1, last] },
         };
@@ -194,7 +194,7 @@ impl TpRank {
             Sharding::GateRowsUpRows => made[0] = 2 * cut.made[0],
             Sharding::GateAndUpRows => made[1] = cut.made[0],
             Sharding::QueryHeadColumns | Sharding::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
-            Sharding::Whole | Sharding::FirstDevice => {}
+            Sharding::Whole | Sharding::FirstDevice | Sharding::OneDevice => {}
         }
         Some((cut, made))
     }

@@ -275,10 +275,15 @@ impl ModelConfig {
             let value = default.whole(&known).unwrap_or_default(); // 0 where it divides by 0: `check` refuses that
             dims.insert(&of.name, usize::try_from(value).unwrap_or(usize::MAX));
         }
+        let known = family::scope(dims.iter().map(|(name, value)| (*name, *value)));
         let mut numbers = BTreeMap::new();
         for of in &family.numbers {
             let default = of.default.map(|default| default as f32);
-            numbers.insert(of.name.as_str(), number(of)?.or(default).ok_or_else(|| missing(&of.name))?);
+            let value = match &of.root {
+                Some((root, over)) => Some(square_root(root, over.as_ref(), &known)),
+                None => number(of)?.or(default),
+            };
+            numbers.insert(of.name.as_str(), value.ok_or_else(|| missing(&of.name))?);
         }
         let mut take = |name| dims.remove(name).expect("the file's reader saw that every family has it");
         Ok(Self {
@@ -365,6 +370,13 @@ impl ModelConfig {
         }
         Ok(self.family.check(&self.scope(), self.num_hidden_layers)?)
     }
+}
+
+/// The root of a quotient; 0 where it has none, which is refused where numbers are checked.
+fn square_root(root: &Expression, over: Option<&Expression>, dims: &Arc<Scope>) -> f32 {
+    let value = |of: &Expression| of.whole(dims).unwrap_or_default() as f64;
+    let root = (value(root) / over.map_or(1.0, value)).sqrt();
+    if root.is_finite() { root as f32 } else { 0.0 }
 }
 
 /// A published model, of which there need not be a checkpoint.

@@ -4,6 +4,7 @@
 use std::ops::Range;
 
 use super::ModelConfig;
+use crate::family::Sharding;
 use hint::Hint;
 
 /// Which part of a model.
@@ -31,6 +32,11 @@ pub enum UnevenDimensions {
     /// The family has other names.
     #[error("could not cut the model: its family `{family}` has no dimension `{name}`, by which models are cut")]
     NoDimension { family: String, name: &'static str },
+    /// A tensor is of all heads at once.
+    #[error(
+        "could not cut the model: `{tensor}` of the family `{family}` is of all heads together, which no device has"
+    )]
+    OneDevice { family: String, tensor: String },
     /// Heads cannot be shared out.
     #[error(
         "could not cut the model for {size} devices: it has {kv_heads} key and value heads, which {size} does not divide"
@@ -43,7 +49,11 @@ pub(crate) const NO_CUT_HINT: &str = "`models/README.md` says what `cut` needs; 
 
 impl Hint for UnevenDimensions {
     fn hint(&self) -> Option<String> {
-        let Self::Heads { kv_heads, .. } = self else { return Some(NO_CUT_HINT.to_owned()) };
+        let kv_heads = match self {
+            Self::Heads { kv_heads, .. } => kv_heads,
+            Self::OneDevice { .. } => return Some("leave out `--tp`: this model is for one device".to_owned()),
+            Self::NoDimension { .. } => return Some(NO_CUT_HINT.to_owned()),
+        };
         let sizes: Vec<String> =
             (2..=*kv_heads).filter(|size| kv_heads.is_multiple_of(*size)).map(|size| size.to_string()).collect();
         Some(match sizes.is_empty() {
@@ -83,6 +93,10 @@ impl TpRank {
         }
         if let Some(name) = [HEADS, KV_HEADS, HEAD_DIM, FEATURES].into_iter().find(|name| whole.get(name).is_none()) {
             return Err(UnevenDimensions::NoDimension { family: whole.family.name.clone(), name });
+        }
+        if let Some(tensor) = whole.family.tensors.iter().find(|tensor| tensor.cut == Sharding::OneDevice) {
+            let (family, tensor) = (whole.family.name.clone(), tensor.name.clone());
+            return Err(UnevenDimensions::OneDevice { family, tensor });
         }
         let kv_heads = whole.dim(KV_HEADS);
         if !kv_heads.is_multiple_of(self.size) {

@@ -29,8 +29,9 @@ fn dimensions_that_do_not_fit_each_other_are_told() {
 fn angles_of_stretched_contexts_are_those_of_transformers() {
     let shape = NamedShape::all().iter().find(|shape| shape.name() == "llama-3.2-1b").unwrap();
     let check = |config: ModelConfig, expected: &[(usize, f32)]| {
-        let found = config.rope_inv_freq();
-        assert_eq!((found.len(), config.rope_concentration()), (32, 1.0));
+        let rotation = config.rotations().remove(0);
+        let found = rotation.inv_freq;
+        assert_eq!((found.len(), rotation.concentration), (32, 1.0));
         for &(i, angle) in expected {
             assert!((found[i] - angle).abs() <= 1e-6 * angle, "{i}: {} and not {angle}", found[i]);
         }
@@ -52,7 +53,7 @@ fn angles_of_stretched_contexts_are_those_of_transformers() {
 }
 
 fn check_angles(values: &[(&str, f64)], expected: &[(usize, f32)]) {
-    let found = NamedShape::gpt_oss_20b().config_with(values).rope_inv_freq();
+    let found = NamedShape::gpt_oss_20b().config_with(values).rotations().remove(0).inv_freq;
     for &(i, angle) in expected {
         assert!((found[i] - angle).abs() <= 1e-5 * angle, "{i}: {} and not {angle}", found[i]);
     }
@@ -70,4 +71,24 @@ fn angles_of_a_context_below_201_are_mixed_from_the_first_pair_on() {
 fn the_last_pair_of_a_small_head_is_a_mix_where_the_context_is_long() {
     let expected = [(0, 1.0), (1, 0.05081327), (2, 0.002581989), (3, 4.102365e-05)];
     check_angles(&[("head_dim", 8.0), ("initial_context_length", 131_072.0)], &expected);
+}
+
+/// llama.cpp's rule: GGUF has no key for what Gemma 3 divides scores by.
+#[test]
+fn scores_of_gemma_3_in_gguf_are_over_the_size_of_a_head_but_for_the_largest() {
+    let of = |n_layers: f64, is_gguf: f64| {
+        let family = crate::family::named("gemma3").unwrap();
+        let shape = NamedShape::all_of_family(family).next().unwrap();
+        let values = [
+            ("num_hidden_layers", n_layers),
+            ("is_gguf", is_gguf),
+            ("hidden_size", 5376.0),
+            ("num_attention_heads", 32.0),
+            ("num_key_value_heads", 16.0),
+            ("head_dim", 128.0),
+            ("query_pre_attn_scalar", 128.0),
+        ];
+        shape.config_with(&values).number("query_factor")
+    };
+    assert_eq!([of(62.0, 0.0), of(48.0, 1.0), of(62.0, 1.0)], [1.0, 1.0, (128.0_f64 / 168.0).sqrt() as f32]);
 }

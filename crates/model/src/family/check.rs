@@ -4,14 +4,14 @@
 use std::sync::Arc;
 
 use super::layer::{Operand, Statement};
-use super::{Expected, Family, FamilyError, FamilyTensor, NamingScheme, Stack, in_layer};
+use super::{Expected, Family, FamilyError, FamilyTensor, NamingScheme, RopeScaling, Stack, in_layer};
 use data::Place;
 use expression::Scope;
 
 /// The op whose layers keep the keys and values of positions.
 pub(crate) const ATTENTION: &str = "attention";
 /// The op that stores them.
-const ROPE_KV: &str = "rope_kv";
+pub(super) const ROPE_KV: &str = "rope_kv";
 
 /// Its rows are looked up for every token: `(vocab_size, hidden_size)`.
 pub const EMBEDDING: &str = "embedding.weight";
@@ -35,6 +35,16 @@ impl Family {
         for expected in self.expected_in_gguf.values() {
             if let Expected::Dims(expression) = expected {
                 expression.whole(dims)?;
+            }
+        }
+        for rope in &self.ropes {
+            let most = dims.get("head_dim").and_then(|dim| u32::try_from(dim).ok()).unwrap_or(u32::MAX);
+            let found = rope.dim.whole_u32(dims)?;
+            // YaRN's factor is on all cosines, and those of what does not rotate must stay 1.
+            let is_partial_yarn = matches!(rope.scaling, RopeScaling::Yarn { .. }) && found < most && most < u32::MAX;
+            if found == 0 || !found.is_multiple_of(2) || found > most || is_partial_yarn {
+                let expected = format!("an even number from 2 to the {most} values of a head, all of them for YaRN");
+                return Err(FamilyError::at(rope.dim.place(), "rope", &expected, &found.to_string()));
             }
         }
         for (when, _) in &self.forward.others {
@@ -119,19 +129,21 @@ impl FamilyTensor {
         }
         let Some(pairs) = &self.pairs else { return Ok(()) };
         let of_head = pairs.rows.whole_u32(dims)? as usize;
+        let rotated = pairs.rotated.whole_u32(dims)? as usize;
+        if !rotated.is_multiple_of(2) || rotated > of_head {
+            let expected = format!("an even number of rows that rotate, at most the {of_head} of a head");
+            return Err(FamilyError::at(pairs.rotated.place(), &self.name, &expected, &rotated.to_string()));
+        }
         let is_of_heads = |rows: usize| of_head > 0 && of_head.is_multiple_of(2) && rows.is_multiple_of(of_head);
-        match self
-            .pieces(NamingScheme::Gguf, dims)
-            .iter()
-            .find(|piece| piece.pairs.is_some() && !is_of_heads(piece.shape[0]))
-        {
-            None => Ok(()),
-            Some(piece) => {
-                let expected =
-                    format!("an even number of rows that divides the {} of `{}`", piece.shape[0], piece.name);
-                Err(FamilyError::at(pairs.rows.place(), &self.name, &expected, &of_head.to_string()))
+        for format in NamingScheme::ALL {
+            let pieces = self.pieces(format, dims);
+            if let Some(piece) = pieces.iter().find(|piece| piece.pairs.is_some_and(|pairs| !is_of_heads(pairs.end))) {
+                let n_rows = piece.pairs.map_or(0, |pairs| pairs.end);
+                let expected = format!("an even number of rows that divides the {n_rows} of `{}`", piece.name);
+                return Err(FamilyError::at(pairs.rows.place(), &self.name, &expected, &of_head.to_string()));
             }
         }
+        Ok(())
     }
 }
 

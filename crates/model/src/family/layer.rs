@@ -61,6 +61,8 @@ pub(super) struct Names<'a> {
     pub(crate) dims: BTreeSet<String>,
     /// Of numbers that need not be whole.
     pub(crate) numbers: BTreeSet<String>,
+    /// What a layer is given besides `x`, by names of the family's own.
+    pub(crate) given: BTreeSet<String>,
 }
 
 impl Statement {
@@ -75,8 +77,8 @@ impl Statement {
 /// # Errors
 /// The first thing that is wrong, with its line.
 pub(super) fn read(text: &str, first: &Place, names: &Names) -> Result<Vec<Statement>, FamilyError> {
-    let mut reader =
-        Reader { names, known: BTreeSet::from(["x".to_owned()]), statements: Vec::new(), n_calls: 0, depth: 0 };
+    let known = names.given.iter().cloned().chain(["x".to_owned()]).collect();
+    let mut reader = Reader { names, known, statements: Vec::new(), n_calls: 0, depth: 0 };
     let mut pending = String::new();
     let mut begun = 0;
     for (i, line) in text.lines().enumerate() {

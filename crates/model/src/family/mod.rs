@@ -13,14 +13,14 @@ pub mod known;
 pub mod layer;
 mod tensor;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use minijinja::Value;
 
 pub use error::FamilyError;
 pub use known::{known, named};
-pub(crate) use tensor::{Draw, Pairs, Sharding, Spelled, Stack};
+pub(crate) use tensor::{Draw, PairedRows, Pairs, Sharding, Spelled, Stack};
 pub use tensor::{FamilyTensor, NamingScheme, StoredPiece};
 
 use layer::{Operand, Statement};
@@ -49,8 +49,8 @@ pub struct Family {
     pub(crate) lists: Vec<List>,
     /// What is computed of the dimensions, by name.
     pub(crate) facts: BTreeMap<String, Expression>,
-    /// How positions become angles.
-    pub(crate) rope: Rope,
+    /// How positions become angles: first what layers turn by that do not say.
+    pub(crate) ropes: Vec<Rope>,
     /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
     pub(crate) expected_in_json: BTreeMap<String, Expected>,
     /// What GGUF files say: by key, behind the architecture's name.
@@ -68,22 +68,31 @@ pub struct Forward {
     layer: Vec<Statement>,
     /// What those of a number (`layer`) do for which a condition holds: the first that does.
     others: Vec<(Expression, Vec<Statement>)>,
+    /// What is done before the layers, to the rows of the embedding.
+    first: Vec<Statement>,
     /// What is done behind the layers, to the rows that want logits.
     last: Vec<Statement>,
 }
 
 /// How positions become angles.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Rope {
+    /// What statements call its cosines and sines.
+    pub(crate) name: String,
     /// The number that is the base.
     pub(crate) theta: String,
-    /// The dimension that says how many values of a head rotate.
-    pub(crate) dim: String,
+    /// How many values of a head rotate.
+    pub(crate) dim: Expression,
     /// What stretches the context.
     pub(crate) scaling: RopeScaling,
     /// The tensor of GGUF files, if there is one, by which each pair's angle is divided.
     pub(crate) divisors: Option<String>,
+    /// Where `config.json` has an object for each kind of layers, its key in `rope_parameters`.
+    pub(crate) json: Option<String>,
 }
+
+/// What statements call the cosines and sines of `[rope]`.
+pub const COS_SIN: &str = "cos_sin";
 
 /// What stretches the context beyond the one that a model was trained with.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -96,6 +105,11 @@ pub(crate) enum RopeScaling {
         factor: String,
         /// The dimension that is the context's length before it.
         original: String,
+    },
+    /// All pairs slow down by a factor.
+    Linear {
+        /// The number that is its factor.
+        factor: String,
     },
     /// As Llama 3.1 does: pairs that turn seldom within the context's length before it, slow down by a factor. Where
     /// that length is 0 all do, which is linear scaling; where the factor is 1 none does.
@@ -112,11 +126,19 @@ pub(crate) enum RopeScaling {
 }
 
 impl RopeScaling {
-    /// The number that is the factor, and the dimension that is the context's length before it.
-    pub(crate) fn factor_and_original(&self) -> Option<(&String, &String)> {
+    /// The number that is the factor.
+    pub(crate) fn factor(&self) -> Option<&String> {
         match self {
             Self::None => None,
-            Self::Yarn { factor, original } | Self::Llama3 { factor, original, .. } => Some((factor, original)),
+            Self::Linear { factor } | Self::Yarn { factor, .. } | Self::Llama3 { factor, .. } => Some(factor),
+        }
+    }
+
+    /// The dimension that is the context's length before it.
+    pub(crate) fn original(&self) -> Option<&String> {
+        match self {
+            Self::None | Self::Linear { .. } => None,
+            Self::Yarn { original, .. } | Self::Llama3 { original, .. } => Some(original),
         }
     }
 }
@@ -135,8 +157,9 @@ pub struct Dim {
     pub(crate) gguf: Vec<String>,
     /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
     pub(crate) gguf_lacks: Option<String>,
-    /// It is 1 for GGUF files that have this tensor, and 0 for those that lack it.
-    pub(crate) gguf_has: Option<String>,
+    /// It is 1 for GGUF files that have one of these tensors, and 0 for those that lack all; of none of these it is
+    /// nothing.
+    pub(crate) gguf_has: Vec<String>,
     /// What `null` means in `config.json`; elsewhere that is as good as nothing.
     pub(crate) null: Option<i64>,
     /// What it is where a file does not say: uses dimensions that have no default.
@@ -147,7 +170,7 @@ pub struct Dim {
 }
 
 /// A number of a model that need not be whole.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Number {
     pub name: String,
     /// It is finite and greater than this.
@@ -158,6 +181,8 @@ pub struct Number {
     pub(crate) gguf: Vec<String>,
     /// What it is where a checkpoint does not say.
     pub(crate) default: Option<f64>,
+    /// It is the square root of this, over the second one if there is one; no checkpoint says it.
+    pub(crate) root: Option<(Expression, Option<Expression>)>,
 }
 
 /// Whole numbers of a model, as many as its file has; none where it does not say.
@@ -249,6 +274,23 @@ impl Forward {
         // A condition that has no value is of a model that `check` refuses.
         let other = self.others.iter().find(|(when, _)| when.holds(&scope).unwrap_or(false));
         other.map_or(&self.layer, |(_, statements)| statements)
+    }
+
+    /// The names of the ropes by which some layer turns.
+    pub(crate) fn ropes(&self, dims: &Scope, n_layers: usize) -> BTreeSet<&str> {
+        let statements = (0..n_layers).flat_map(|l| self.statements(dims, l));
+        let turns = statements.filter(|statement| statement.op == check::ROPE_KV);
+        turns
+            .map(|statement| match statement.operand(COS_SIN) {
+                Some(Operand::Value(name)) => name.as_str(),
+                _ => COS_SIN,
+            })
+            .collect()
+    }
+
+    /// What is done before the layers, to the rows of the embedding.
+    pub fn first(&self) -> &[Statement] {
+        &self.first
     }
 
     /// What is done behind the layers, to the rows that want logits.

@@ -27,8 +27,10 @@ pub struct FamilyTensor {
     pub(super) spelled: [Spelled; NamingScheme::ALL.len()],
     /// How stored tensors are put together where one stands for several.
     pub(super) stack: Option<Stack>,
-    /// Stored tensors of GGUF whose rows are in another order.
+    /// Stored tensors whose rows are in another order.
     pub(super) pairs: Option<Pairs>,
+    /// What is added to the numbers that a format stores, by [`NamingScheme`].
+    pub(super) offset: [Option<f32>; NamingScheme::ALL.len()],
     /// What a device has of it.
     pub(crate) cut: Sharding,
     /// How a random one is drawn.
@@ -44,12 +46,13 @@ pub enum NamingScheme {
     HuggingFace,
     /// GGUF files, as llama.cpp's converter writes them.
     Gguf,
-    /// The same as Ollama's converter writes them: what a family does not name has the names of the others.
-    Ollama,
+    /// The same where one tensor is what are several elsewhere, as some converters write them: what a family does not
+    /// name has the names of the others.
+    Fused,
 }
 
 impl NamingScheme {
-    pub(crate) const ALL: [Self; 4] = [Self::OpenAi, Self::HuggingFace, Self::Gguf, Self::Ollama];
+    pub(crate) const ALL: [Self; 4] = [Self::OpenAi, Self::HuggingFace, Self::Gguf, Self::Fused];
 }
 
 /// What a tensor is made of in a format.
@@ -75,14 +78,42 @@ pub(crate) enum Stack {
     InTurn,
 }
 
-/// Stored tensors in whose heads neighbouring rows rotate together: row `2 i + s` of a head is row `s * rows / 2 + i`
-/// of ours, where s is 0 or 1.
+/// Stored tensors in whose heads neighbouring rows rotate together.
 #[derive(Clone, Debug)]
 pub(crate) struct Pairs {
+    /// Their names in Hugging Face's files.
+    pub(super) hf: Vec<String>,
     /// Their names in GGUF.
     pub(super) gguf: Vec<String>,
     /// Rows of a head.
     pub(super) rows: Expression,
+    /// Those of them that rotate, from the first on.
+    pub(super) rotated: Expression,
+}
+
+/// The order of the rows of a stored tensor's heads: row `2 i + s` of those that rotate is row `s * rows / 2 + i` of
+/// ours, where s is 0 or 1; the others fill the rest of both halves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PairedRows {
+    /// Rows of a head.
+    pub(crate) rows: usize,
+    /// Those of them that rotate.
+    pub(crate) rotated: usize,
+    /// Rows of all heads that are so; those behind them stay.
+    pub(crate) end: usize,
+}
+
+impl PairedRows {
+    /// The stored row that becomes row `r`.
+    pub(crate) fn stored(&self, r: usize) -> usize {
+        if r >= self.end {
+            return r;
+        }
+        let (half, turned) = (self.rows / 2, self.rotated / 2);
+        let (head, row) = (r / self.rows, r % self.rows);
+        let (s, i) = (row / half, row % half);
+        head * self.rows + if i < turned { 2 * i + s } else { self.rotated + s * (half - turned) + i - turned }
+    }
 }
 
 /// A stored tensor that one of the model's is made of.
@@ -92,8 +123,8 @@ pub struct StoredPiece<'a> {
     pub name: Cow<'a, str>,
     /// Its shape, outermost dimension first.
     pub(crate) shape: Vec<usize>,
-    /// Rows of a head, where neighbouring ones rotate together.
-    pub(crate) pairs: Option<usize>,
+    /// The order of its rows, where neighbouring ones rotate together.
+    pub(crate) pairs: Option<PairedRows>,
 }
 
 /// What a device has of a tensor that several share.
@@ -126,6 +157,9 @@ pub(crate) enum Sharding {
     /// All on the first device, zeros elsewhere: what is added once.
     #[serde(rename = "first device")]
     FirstDevice,
+    /// Nothing, since it cannot be cut: there is one device alone.
+    #[serde(rename = "one device")]
+    OneDevice,
 }
 
 /// The uniform distribution of a random tensor's elements.
@@ -181,9 +215,31 @@ impl FamilyTensor {
         format: NamingScheme,
         dims: &Arc<Scope>,
     ) -> StoredPiece<'a> {
-        let is_paired = |pairs: &&Pairs| format == NamingScheme::Gguf && pairs.gguf.contains(name);
-        let pairs = self.pairs.as_ref().filter(is_paired).map(|pairs| value(&pairs.rows, dims));
+        let pairs = self.pairs.as_ref().and_then(|pairs| {
+            let end = match format {
+                NamingScheme::HuggingFace if pairs.hf.contains(name) => shape[0],
+                NamingScheme::Gguf | NamingScheme::Fused if pairs.gguf.contains(name) => shape[0],
+                NamingScheme::Fused if !self.names(NamingScheme::Gguf).contains(name) => {
+                    self.rows_in_pairs(pairs, dims)
+                }
+                _ => return None,
+            };
+            let [rows, rotated] = [&pairs.rows, &pairs.rotated].map(|of| value(of, dims));
+            Some(PairedRows { rows, rotated, end })
+        });
         StoredPiece { name: Cow::Borrowed(name), shape, pairs }
+    }
+
+    /// The first rows of what is one tensor where GGUF may have several: those of the pieces that are in pairs there.
+    fn rows_in_pairs(&self, pairs: &Pairs, dims: &Arc<Scope>) -> usize {
+        let Some(Stack::Rows(rows)) = &self.stack else { return 0 };
+        let pieces = self.names(NamingScheme::Gguf).iter().zip(rows);
+        pieces.take_while(|(name, _)| pairs.gguf.contains(name)).map(|(_, rows)| value(rows, dims)).sum()
+    }
+
+    /// What is added to the numbers that a format stores.
+    pub(crate) fn offset(&self, format: NamingScheme) -> Option<f32> {
+        self.offset[format as usize]
     }
 
     /// The stored tensors that it is made of in a format.

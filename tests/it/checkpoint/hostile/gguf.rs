@@ -31,7 +31,7 @@ pub fn key(name: &str, kind: u32, value: &[u8]) -> Vec<u8> {
 }
 
 /// An array that claims so many elements.
-fn array(name: &str, kind: u32, len: u64, elements: &[u8]) -> Vec<u8> {
+pub fn array(name: &str, kind: u32, len: u64, elements: &[u8]) -> Vec<u8> {
     key(name, ARRAY, &[&kind.to_le_bytes()[..], &len.to_le_bytes(), elements].concat())
 }
 

@@ -142,7 +142,7 @@ fn folders_without_a_model_are_refused() {
     let config = folder.path().join("config.json");
     let whole = fs::read_to_string(&config).expect("copied");
     for (text, message) in [
-        (whole.replace("\"gpt_oss\"", "\"bert\""), "`model_type` is \"bert\", expected \"gpt_oss\""),
+        (whole.replace("\"gpt_oss\"", "\"bert\""), "`model_type` is \"bert\", expected \"gemma3_text\" or"),
         (whole.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 1"), "`layer_types` is"),
         (whole.replace("\"hidden_size\": 96", "\"hidden_size\": 97"), "expected (331, 97)"),
         (

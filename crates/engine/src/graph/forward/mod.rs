@@ -9,6 +9,8 @@ mod sampling;
 mod statements;
 mod writing;
 
+use std::collections::BTreeMap;
+
 use crate::graph::kv_cache::KvLayout;
 use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};
 use format::Dtype;
@@ -20,7 +22,7 @@ use model::checkpoint::Checkpoint;
 use model::checkpoint::tensors::EMBEDDING;
 use model::config::ModelConfig;
 use model::config::tensor_parallel::TpRank;
-use model::family::FamilyError;
+use model::family::{COS_SIN, FamilyError};
 
 /// Tokens that come with their log-probabilities, beside the one that was taken, in the rows that ask for them.
 pub(crate) const N_TOP: usize = 20;
@@ -96,12 +98,13 @@ impl Hint for ForwardError {
 ///
 /// External tensors, filled by the engine: `token` (what [`ForwardOptions::takes_tokens`] makes of it: `take_token`'s
 /// `from`), `slot`, `position` (max_rows, u32); `logit_row`, `temperature`, `top_k`, `top_p`, `coin` (a row for each
-/// logit); `inv_freq` (head_dim / 2, f32); `block_table.<g>`, `k_cache.<l>`, `v_cache.<l>`, and of a cache with scales
-/// `k_scale.<l>`, `v_scale.<l>`. It leaves `logits` and `sampled`. For the rows that ask for more there are those that
-/// `forward/sampling.rs` names. Where several devices compute the model: `step` (how often they met), `arrived` (of
-/// each of them a u32 for each of them and of their sums), and for `<sum>` attn and mlp `parts.<sum>` (a part of
-/// max_rows for each of them) and `part.<sum>`, which is this one's, so too `logits` and `candidate` where they share
-/// the vocabulary; all but the first have `zeros` (a part).
+/// logit); `inv_freq` (head_dim / 2, f32), and `inv_freq.<rope>` of other ropes; `block_table.<g>`, `k_cache.<l>`,
+/// `v_cache.<l>`, and of a cache with scales `k_scale.<l>`, `v_scale.<l>`. It leaves `logits` and `sampled`. For the
+/// rows that ask for more there are those that `forward/sampling.rs` names. Where several devices compute the model:
+/// `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and for `<sum>`
+/// attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's, so too
+/// `logits` and `candidate` where they share the vocabulary; all but the first have `zeros` (a part), where something
+/// is added to a sum.
 ///
 /// # Errors
 /// A statement of the family's file that does not fit its op.
@@ -128,13 +131,22 @@ pub fn forward(
         part: String::new(),
     };
 
-    let cos_sin = pass.rope_angles();
+    let angles = pass.rope_angles();
     let mut x = pass.embedding();
+    x = pass.first(x)?;
     for l in 0..config.num_hidden_layers {
-        x = pass.layer(l, x, cos_sin)?;
+        x = pass.layer(l, x, &angles)?;
     }
     pass.unembedding_and_sampling(x)?;
     Ok(graph)
+}
+
+/// What positions become, by the names that statements have for it.
+type Angles = BTreeMap<&'static str, TensorId>;
+
+/// What is called `name` of the first rope, and of the others by their names besides: as the engine fills it.
+pub(crate) fn of_rope(name: &str, rope: &str) -> String {
+    if rope == COS_SIN { name.to_owned() } else { format!("{name}.{rope}") }
 }
 
 /// What every layer needs at hand.
@@ -184,18 +196,23 @@ fn taken(graph: &mut Graph, given: TensorId, max_logit_rows: usize) -> TensorId 
 }
 
 impl Forward<'_> {
-    /// cos and sin of every row's position, used by all layers: (n_tokens, head_dim).
-    fn rope_angles(&mut self) -> TensorId {
-        let inv_freq = self.graph.external("inv_freq", Dtype::F32, Role::Kept, self.config.rope_dim() / 2);
-        let cos_sin = self.graph.activation("cos_sin".into(), Dtype::F32);
-        self.graph
-            .node("rope_angles", "rope_angles")
-            .dim("half_head_dim", self.config.rope_dim() / 2)
-            .constant("concentration", self.config.rope_concentration())
-            .arg("inv_freq", inv_freq)
-            .arg("position", self.rows.position)
-            .arg("cos_sin", cos_sin);
-        cos_sin
+    /// cos and sin of every row's position, (n_tokens, head_dim), by the names that statements have for them.
+    fn rope_angles(&mut self) -> Angles {
+        let mut angles = Angles::new();
+        for rotation in self.config.rotations() {
+            let n_pairs = rotation.inv_freq.len();
+            let inv_freq = self.graph.external(&of_rope("inv_freq", rotation.name), Dtype::F32, Role::Kept, n_pairs);
+            let cos_sin = self.graph.activation(of_rope(COS_SIN, rotation.name), Dtype::F32);
+            self.graph
+                .node(of_rope("rope_angles", rotation.name), "rope_angles")
+                .dim("half_head_dim", n_pairs)
+                .constant("concentration", rotation.concentration)
+                .arg("inv_freq", inv_freq)
+                .arg("position", self.rows.position)
+                .arg("cos_sin", cos_sin);
+            angles.insert(rotation.name, cos_sin);
+        }
+        angles
     }
 
     /// x = embedding[token]: the residual stream, (n_tokens, hidden_size).

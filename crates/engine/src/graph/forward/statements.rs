@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::writing::{Writing, known, wrong};
-use super::{Forward, ForwardError};
+use super::{Angles, Forward, ForwardError};
 use crate::graph::{Node, TensorId};
 use expression::Expression;
 use format::Dtype;
@@ -51,15 +51,20 @@ pub(super) struct Bound {
 
 impl Forward<'_> {
     /// What layer `l` makes of x.
-    pub(super) fn layer(&mut self, l: usize, x: TensorId, cos_sin: TensorId) -> Result<TensorId, ForwardError> {
+    pub(super) fn layer(&mut self, l: usize, x: TensorId, angles: &Angles) -> Result<TensorId, ForwardError> {
         let dims = self.config.scope();
         let forward = &self.config.family.forward;
-        self.statements(forward.statements(&dims, l), Some(l), x, Some(cos_sin))
+        self.statements(forward.statements(&dims, l), Some(l), x, angles)
+    }
+
+    /// What is made of x before the layers.
+    pub(super) fn first(&mut self, x: TensorId) -> Result<TensorId, ForwardError> {
+        self.statements(self.config.family.forward.first(), None, x, &Angles::new())
     }
 
     /// What is made of x behind the layers.
     pub(super) fn last(&mut self, x: TensorId) -> Result<TensorId, ForwardError> {
-        self.statements(self.config.family.forward.last(), None, x, None)
+        self.statements(self.config.family.forward.last(), None, x, &Angles::new())
     }
 
     fn statements(
@@ -67,16 +72,16 @@ impl Forward<'_> {
         statements: &[Statement],
         layer: Option<usize>,
         x: TensorId,
-        cos_sin: Option<TensorId>,
+        angles: &Angles,
     ) -> Result<TensorId, ForwardError> {
         let row = |tensor| Value { tensor, shape: vec![PROBE], from: None };
         let stream = Value { tensor: x, shape: vec![PROBE, self.config.hidden_size as u64], from: None };
         let mut named = BTreeMap::from([("x".to_owned(), stream)]);
         named.insert("slot".to_owned(), row(self.rows.slot));
         named.insert("position".to_owned(), row(self.rows.position));
-        if let Some(tensor) = cos_sin {
-            let shape = vec![PROBE, self.config.rope_dim() as u64];
-            named.insert("cos_sin".to_owned(), Value { tensor, shape, from: None });
+        for (&name, &tensor) in angles {
+            let shape = vec![PROBE, self.config.head_width() as u64];
+            named.insert(name.to_owned(), Value { tensor, shape, from: None });
         }
         let mut values = Values { named, used: BTreeSet::new() };
         for (i, statement) in statements.iter().enumerate() {

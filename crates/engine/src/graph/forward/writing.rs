@@ -305,7 +305,7 @@ impl Writing<'_> {
         Ok(shape.collect::<Result<_, _>>()?)
     }
 
-    /// What is given has the shapes that the contract wants, which are of whole blocks.
+    /// What is given has the shapes that the contract wants, which are of whole blocks, and its types.
     pub(crate) fn check_shapes(
         &self,
         graph: &Graph,
@@ -324,6 +324,15 @@ impl Writing<'_> {
                     format!("({})", shape.iter().map(axis).collect::<Vec<_>>().join(", "))
                 };
                 return Err(self.wrong(&format!("`{}` of shape {}", arg.name, text(&expected)), &text(found)));
+            }
+            let (dtype, way) = match arg.dtype {
+                ArgDtype::Fixed(dtype) => (dtype, ""),
+                ArgDtype::Activation => (graph.precision.activation(), ", which `narrow` makes of f32"),
+                ArgDtype::Named(_) | ArgDtype::Parameter { .. } => continue,
+            };
+            let is = graph.tensor_of(*tensor).dtype;
+            if is != dtype {
+                return Err(self.wrong(&format!("`{}` of {dtype}{way}", arg.name), is.name()));
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ fn all_three_spellings_are_the_same_model() {
 #[test]
 fn what_would_be_computed_otherwise_is_refused_with_the_key() {
     for (pointer, value, message) in [
-        ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gpt_oss\" or \"llama\""),
+        ("/model_type", json!("mamba"), "`model_type` is \"mamba\", expected \"gemma3_text\" or \"glm\""),
         ("/rms_norm_eps", json!(1e-6), "`rms_norm_eps` is 1e-6, expected 0.00001"),
         ("/num_experts_per_tok", json!(5), "`experts_per_token` is 4, expected 5, as in `num_experts_per_tok`"),
         ("/rope_scaling/truncate", json!(true), "`rope_scaling.truncate` is true, expected false"),
@@ -186,4 +186,93 @@ fn scaled_positions_are_computed_or_refused_by_their_name() {
         assert!(error.starts_with(message), "{error}");
     }
     assert!(refused("qwen2", "factor", json!(8)).contains("expected \"default\""));
+}
+
+fn glm4(more: Value) -> Result<ModelConfig, ConfigFileError> {
+    let mut config = dense("glm4", more.clone());
+    for key in ["rms_norm_eps", "num_key_value_heads", "rope_theta"] {
+        if more.get(key).is_none() {
+            config.as_object_mut().unwrap().remove(key);
+        }
+    }
+    read_json(&config)
+}
+
+#[test]
+fn glm_has_the_defaults_of_its_class_and_rotates_half_of_a_head() {
+    let config = glm4(json!({})).unwrap();
+    let dims =
+        ["head_dim", "num_key_value_heads", "attention_bias", "tie_word_embeddings"].map(|name| config.dim(name));
+    assert_eq!(dims, [128, 2, 1, 0]);
+    assert_eq!((config.number("rms_norm_eps"), config.number("rope_theta")), (1.5625e-7, 10_000.0));
+    let old = glm4(json!({"head_dim": 16, "partial_rotary_factor": 0.5, "rope_theta": 1e5})).unwrap();
+    let new = json!({"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 1e5});
+    assert_eq!(glm4(json!({"head_dim": 16, "rope_parameters": new})).unwrap(), old);
+    // Of 16 values 8 rotate, as four pairs; what is behind them is turned by nothing.
+    let angles = [1.0, 1e5_f32.powf(-0.25), 1e5_f32.powf(-0.5), 1e5_f32.powf(-0.75), 0.0, 0.0, 0.0, 0.0];
+    let found = old.rotations().remove(0).inv_freq;
+    let off = found.iter().zip(angles).map(|(found, angle)| (found - angle).abs());
+    assert!(found.len() == 8 && off.fold(0.0, f32::max) < 1e-7, "{found:?}");
+    for (more, message) in [
+        (json!({"partial_rotary_factor": 1.0}), "`partial_rotary_factor` is 1.0, expected 0.5"),
+        (json!({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}), "`rope_parameters.rope_type` is \"yarn\""),
+        (json!({"head_dim": 14}), "`head_dim` is 14, not a multiple of 4"),
+    ] {
+        assert!(glm4(more.clone()).unwrap_err().to_string().starts_with(message), "{more}");
+    }
+}
+
+fn gemma3(more: Value) -> Result<ModelConfig, ConfigFileError> {
+    let mut config = dense("gemma3_text", more.clone());
+    for key in ["hidden_act", "rms_norm_eps", "rope_theta"] {
+        if more.get(key).is_none() {
+            config.as_object_mut().unwrap().remove(key);
+        }
+    }
+    read_json(&config)
+}
+
+#[test]
+fn layers_of_gemma_have_two_ropes_in_either_spelling() {
+    let full = json!({"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6});
+    let near = json!({"rope_type": "default", "rope_theta": 2e4});
+    let new = gemma3(json!({"rope_parameters": {"full_attention": full, "sliding_attention": near}})).unwrap();
+    let scaling = json!({"rope_type": "linear", "factor": 8.0});
+    let old = json!({"rope_theta": 2e6, "rope_local_base_freq": 2e4, "rope_scaling": scaling});
+    assert_eq!(gemma3(old).unwrap(), new);
+    let numbers = ["rope_theta", "rope_factor", "near_rope_theta"].map(|name| new.number(name));
+    assert_eq!(numbers, [2e6, 8.0, 2e4]);
+    // Of four layers none sees all, and only one rope is used.
+    let ropes = |config: &ModelConfig| -> Vec<(&str, f32)> {
+        config.rotations().into_iter().map(|rotation| (rotation.name, rotation.inv_freq[0])).collect()
+    };
+    assert_eq!(ropes(&new), [("near", 1.0)]);
+    assert_eq!(ropes(&new.with("sliding_window_pattern", 2)), [("cos_sin", 0.125), ("near", 1.0)]);
+
+    let config = gemma3(json!({})).unwrap();
+    let dims = ["head_dim", "sliding_window", "query_pre_attn_scalar", "tie_word_embeddings"];
+    assert_eq!(dims.map(|name| config.dim(name)), [256, 4096, 256, 1]);
+    let numbers = ["rope_theta", "rope_factor", "near_rope_theta", "rms_norm_eps", "query_factor"];
+    assert_eq!(numbers.map(|name| config.number(name)), [1e6, 1.0, 1e4, 1e-6, 1.0]);
+    assert_eq!(config.number("embedding_scale"), 48_f32.sqrt());
+    // The largest one's scores are over another number than the size of its heads.
+    let config = gemma3(json!({"head_dim": 128, "query_pre_attn_scalar": 168})).unwrap();
+    assert_eq!(config.number("query_factor"), (128.0_f64 / 168.0).sqrt() as f32);
+    for (more, message) in [
+        (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping` is 30.0, expected 0"),
+        (json!({"hidden_activation": "gelu"}), "`hidden_activation` is \"gelu\", expected \"gelu_pytorch_tanh\""),
+        (json!({"use_bidirectional_attention": true}), "`use_bidirectional_attention` is true, expected false"),
+        (json!({"layer_types": vec!["full_attention"; 4]}), "`layer_types` is [\"full_attention\""),
+        (
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}),
+            "`rope_scaling.rope_type` is \"llama3\", expected \"default\" or \"linear\"",
+        ),
+        (
+            json!({"rope_parameters": {"full_attention": near, "sliding_attention": full}}),
+            "`rope_parameters.sliding_attention.rope_type` is \"linear\", expected \"default\"",
+        ),
+    ] {
+        let error = gemma3(more).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{error}");
+    }
 }

@@ -40,9 +40,7 @@ pub(in crate::checkpoint) fn read(whole: Whole) -> Result<Checkpoint, Checkpoint
     }
     let tokenizer = tokenizer(&file)?.map(TokenizerSource::Gguf);
     let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
-    let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
-    let layout = if is_ollama { &assembly::OLLAMA } else { &assembly::GGUF };
-    let tensors = assemble(file.tensors, layout, &config)?;
+    let tensors = assemble(file.tensors, &assembly::GGUF, &config)?;
     let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template };
     Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
 }
@@ -59,12 +57,12 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
     usable(family)?;
     let own = Own { file, architecture, family };
     let scaling = own.rope_scaling()?;
-    let dim = |dim: &'static Dim| match (&family.rope.scaling, scaling) {
+    let dim = |dim: &'static Dim| match (&family.ropes[0].scaling, scaling) {
         (RopeScaling::Yarn { original, .. }, None) if dim.name == *original => own.dimension(max_seq_len(family)),
         _ => own.dimension(dim),
     };
     let number = |number: &'static Number| {
-        if family.rope.scaling.factor_and_original().is_some_and(|(factor, _)| number.name == *factor) {
+        if family.ropes[0].scaling.factor() == Some(&number.name) {
             return Ok(Some(scaling.unwrap_or(1.0)));
         }
         for key in &number.gguf {
@@ -87,7 +85,7 @@ fn config(file: &Gguf) -> Result<ModelConfig, CheckpointError> {
 
 /// What angles are divided by, if the family names a tensor for it and the file has it.
 fn rope_divisors(file: &mut Gguf, config: &ModelConfig) -> Result<Option<Vec<f32>>, CheckpointError> {
-    let Some(name) = config.family.rope.divisors.as_ref().filter(|name| file.tensors.get(name).is_some()) else {
+    let Some(name) = config.family.ropes[0].divisors.as_ref().filter(|name| file.tensors.get(name).is_some()) else {
         return Ok(None);
     };
     // What is wrong with its shape is told with what is wrong with other tensors.
@@ -223,10 +221,10 @@ impl Own<'_> {
     /// The factor, where positions are scaled by one.
     fn rope_scaling(&self) -> Result<Option<f32>, GgufError> {
         let key = self.key("rope.scaling.type");
-        let expected = match self.family.rope.scaling {
+        let expected = match self.family.ropes[0].scaling {
             RopeScaling::None => "none",
             RopeScaling::Yarn { .. } => "yarn or none",
-            RopeScaling::Llama3 { .. } => "linear or none",
+            RopeScaling::Linear { .. } | RopeScaling::Llama3 { .. } => "linear or none",
         };
         // Ollama's converter names no type where it has a factor.
         let unnamed = self.architecture == OLLAMA && self.get("rope.scaling.factor").is_some();
@@ -252,8 +250,8 @@ impl Own<'_> {
         if let Some(lacked) = &dim.gguf_lacks {
             return Ok(Some(usize::from(self.file.tensors.get(lacked).is_none())));
         }
-        if let Some(had) = &dim.gguf_has {
-            return Ok(Some(usize::from(self.file.tensors.get(had).is_some())));
+        if !dim.gguf_has.is_empty() {
+            return Ok(Some(usize::from(dim.gguf_has.iter().any(|had| self.file.tensors.get(had).is_some()))));
         }
         let Some((name, value)) = dim.gguf.iter().find_map(|name| Some((name, self.get(name)?))) else {
             let embedding = self.family.tensor(EMBEDDING).filter(|_| dim.name == "vocab_size");

@@ -13,7 +13,7 @@ fn f32s(values: impl Iterator<Item = usize>) -> Bytes {
 const KEEP: ElementConversion = ElementConversion::Convert { from: Number::F32, to: Dtype::F32 };
 
 fn piece(bytes: Bytes) -> Piece {
-    Piece { bytes, step: KEEP, pairs: None, scales: None }
+    Piece { bytes, step: KEEP, pairs: None, offset: None, scales: None }
 }
 
 #[test]
@@ -54,9 +54,37 @@ fn rows_are_put_one_after_the_other_or_by_turns() {
 }
 
 #[test]
+fn rows_of_heads_that_rotate_in_part_fill_the_front_of_both_halves() {
+    // Two heads of eight rows, the first four of which rotate: pairs (0, 1), (2, 3) become 0, 2 and 1, 3, each before a
+    // half of the others. Rows behind the heads stay.
+    let pairs = Some(PairedRows { rows: 8, rotated: 4, end: 16 });
+    let made_of = Rearranged::new(
+        vec![Piece { pairs, ..piece(f32s((0..18).flat_map(|row| [row, row]))) }],
+        ElementOrder::Concatenated,
+        2,
+    );
+    let head = [0, 2, 4, 5, 1, 3, 6, 7];
+    let rows = head.into_iter().chain(head.map(|row| row + 8)).chain([16, 17]);
+    assert_eq!(made(&made_of), f32s(rows.flat_map(|row| [row, row])));
+}
+
+#[test]
+fn what_is_added_is_in_the_numbers_and_the_files_type_need_not_hold_it() {
+    let stored: Bytes = [0.5_f32, -0.25].iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect();
+    let step = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
+    let one = Piece { bytes: stored, step, pairs: None, offset: Some(1.0), scales: None };
+    let made_of = Rearranged::new(vec![one], ElementOrder::Concatenated, 1);
+    assert_eq!(made(&made_of), [1.5_f32, 0.75].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
+    assert_eq!((made_of.stored_dtype(), made_of.as_is()), (None, None));
+}
+
+#[test]
 fn rows_of_heads_in_pairs_are_put_in_halves() {
     // Two heads of six rows: pairs (0, 1), (2, 3), (4, 5) become 0, 2, 4 and 1, 3, 5. Another piece stays.
-    let heads = Piece { pairs: Some(6), ..piece(f32s((0..12).flat_map(|row| [row, row]))) };
+    let heads = Piece {
+        pairs: Some(PairedRows { rows: 6, rotated: 6, end: 12 }),
+        ..piece(f32s((0..12).flat_map(|row| [row, row])))
+    };
     let other = piece(f32s((20..22).flat_map(|row| [row, row])));
     let made_of = Rearranged::new(vec![heads, other], ElementOrder::Concatenated, 2);
     let rows = [0, 2, 4, 1, 3, 5, 6, 8, 10, 7, 9, 11, 20, 21];

@@ -57,7 +57,6 @@ impl Family {
         let dims: Vec<Dim> = dims.collect::<Result<_, _>>()?;
         let numbers = in_order(&table.numbers).map(|(name, number)| file.number(name, number));
         let numbers: Vec<Number> = numbers.collect::<Result<_, _>>()?;
-        let rope = file.rope(&table.rope, &numbers)?;
         let facts = table.facts.iter().map(|(name, fact)| {
             let expression = file.expression(fact.get_ref(), fact)?;
             match file.dims.contains(name) || numbers.iter().any(|number| number.name == *name) || name == "layer" {
@@ -66,6 +65,13 @@ impl Family {
             }
         });
         let facts: BTreeMap<String, Expression> = facts.collect::<Result<_, FamilyError>>()?;
+        let mut ropes = vec![file.rope(super::COS_SIN, &table.rope, &numbers)?];
+        for (name, rope) in in_order(&table.ropes) {
+            if [super::COS_SIN, "x", "slot", "position"].contains(&name.as_str()) {
+                return Err(file.wrong(rope, name, "a name of its own", "one that is taken"));
+            }
+            ropes.push(file.rope(name, rope, &numbers)?);
+        }
         let expected = |table: &BTreeMap<String, Spanned<ExpectedTable>>, is_json| {
             let one = |(key, expected)| Ok((String::clone(key), file.expected(key, expected, is_json)?));
             table.iter().map(one).collect::<Result<BTreeMap<_, _>, FamilyError>>()
@@ -74,7 +80,7 @@ impl Family {
         let tensors: Vec<FamilyTensor> =
             table.tensor.iter().map(|tensor| file.tensor(tensor)).collect::<Result<_, _>>()?;
         file.no_two_alike(&table.tensor, &tensors)?;
-        let forward = file.forward(&table.forward, &tensors, &facts, &numbers)?;
+        let forward = file.forward(&table.forward, &tensors, &facts, &numbers, &ropes)?;
         Ok(Self {
             expected_in_json: expected(&table.expect.json, true)?,
             expected_in_gguf: expected(&table.expect.gguf, false)?,
@@ -88,7 +94,7 @@ impl Family {
             numbers,
             lists: file.lists,
             facts,
-            rope,
+            ropes,
             tensors,
             forward,
         })
@@ -153,8 +159,8 @@ impl File {
         self.expression_of(&text, at, names).map(Some)
     }
 
-    fn rope(&self, table: &Spanned<RopeTable>, numbers: &[Number]) -> Result<Rope, FamilyError> {
-        let RopeTable { theta, dim, scaling, factor, low, high, original, divisors } = table.get_ref();
+    fn rope(&self, name: &str, table: &Spanned<RopeTable>, numbers: &[Number]) -> Result<Rope, FamilyError> {
+        let RopeTable { theta, dim, scaling, factor, low, high, original, divisors, json } = table.get_ref();
         let number = |name: &String| match numbers.iter().any(|number| number.name == *name) {
             true => Ok(name.clone()),
             false => Err(self.wrong(table, name, "one of the [numbers]", "no such name")),
@@ -165,6 +171,7 @@ impl File {
         };
         let scaling = match (scaling, factor, original, low, high) {
             (ScalingName::None, None, None, None, None) => RopeScaling::None,
+            (ScalingName::Linear, Some(factor), None, None, None) => RopeScaling::Linear { factor: number(factor)? },
             (ScalingName::Yarn, Some(factor), Some(original), None, None) => {
                 RopeScaling::Yarn { factor: number(factor)?, original: dimension(original)? }
             }
@@ -175,12 +182,19 @@ impl File {
                 original: dimension(original)?,
             },
             _ => {
-                let expected = "`scaling = \"yarn\"` with `factor` and `original`, `\"llama3\"` with these, `low` and \
-                                `high`, or none of them";
+                let expected = "`scaling = \"linear\"` with `factor`, `\"yarn\"` with `factor` and `original`, \
+                                `\"llama3\"` with these, `low` and `high`, or none of them";
                 return Err(self.wrong(table, "rope", expected, "something else"));
             }
         };
-        Ok(Rope { theta: number(theta)?, dim: dimension(dim)?, scaling, divisors: divisors.clone() })
+        Ok(Rope {
+            name: name.to_owned(),
+            theta: number(theta)?,
+            dim: self.expression(dim.get_ref(), dim)?,
+            scaling,
+            divisors: divisors.clone(),
+            json: json.clone(),
+        })
     }
 
     fn forward(
@@ -189,11 +203,13 @@ impl File {
         tensors: &[FamilyTensor],
         facts: &BTreeMap<String, Expression>,
         numbers: &[Number],
+        ropes: &[Rope],
     ) -> Result<Forward, FamilyError> {
         let in_layers = || tensors.iter().filter(|tensor| tensor.per_layer);
         let names = |is_needed: fn(&FamilyTensor) -> bool| Names {
             tensors: in_layers().collect(),
             needed: in_layers().filter(|tensor| is_needed(tensor)).collect(),
+            given: ropes[1..].iter().map(|rope| rope.name.clone()).collect(),
             dims: self
                 .dims
                 .iter()
@@ -214,10 +230,12 @@ impl File {
         let of_some = names(|_| false);
         let layer: Vec<Statement> = read(&table.layer, &of_all)?;
         let behind = || tensors.iter().filter(|tensor| !tensor.per_layer);
-        let of_last = Names { tensors: behind().collect(), needed: Vec::new(), ..names(|_| false) };
-        let last = read(&table.last, &of_last)?;
+        let outside =
+            Names { tensors: behind().collect(), needed: Vec::new(), given: Default::default(), ..names(|_| false) };
+        let first = table.first.as_ref().map_or(Ok(Vec::new()), |first| read(first, &outside))?;
+        let last = read(&table.last, &outside)?;
         let other = |other: &OtherLayer| Ok((self.condition_of_layer(&other.when)?, read(&other.layer, &of_some)?));
-        Ok(Forward { layer, others: table.other.iter().map(other).collect::<Result<_, FamilyError>>()?, last })
+        Ok(Forward { layer, others: table.other.iter().map(other).collect::<Result<_, FamilyError>>()?, first, last })
     }
 
     /// - `given`: the dimensions that have no default
@@ -242,7 +260,7 @@ impl File {
             json: json.list(),
             gguf: gguf.list(),
             gguf_lacks: gguf_lacks.clone(),
-            gguf_has: gguf_has.clone(),
+            gguf_has: gguf_has.list(),
             null,
             default: self.whole(default, given)?,
             at_most: self.whole(at_most, &self.dims)?,
@@ -251,7 +269,7 @@ impl File {
     }
 
     fn number(&self, name: &str, table: &Spanned<NumberTable>) -> Result<Number, FamilyError> {
-        let &NumberTable { above, default, ref json, ref gguf } = table.get_ref();
+        let &NumberTable { above, default, ref json, ref gguf, ref root, ref over } = table.get_ref();
         if self.dims.iter().any(|dim| dim == name) {
             return Err(self.wrong(table, name, "a name that no dimension has", "it a second time"));
         }
@@ -263,7 +281,13 @@ impl File {
         {
             return Err(self.wrong(table, name, &format!("a `default` above {above}"), &default.to_string()));
         }
-        Ok(Number { name: name.to_owned(), above, json: json.list(), gguf: gguf.list(), default })
+        let (json, gguf) = (json.list(), gguf.list());
+        let root = match (self.whole(root, &self.dims)?, self.whole(over, &self.dims)?) {
+            (None, None) => None,
+            (Some(root), over) if json.is_empty() && gguf.is_empty() && default.is_none() => Some((root, over)),
+            _ => return Err(self.wrong(table, name, "`root`, with `over` or without, alone", "something else")),
+        };
+        Ok(Number { name: name.to_owned(), above, json, gguf, default, root })
     }
 
     /// GGUF has numbers alone, so a text there is an expression.
@@ -288,9 +312,10 @@ impl File {
     ) -> Result<Shape, FamilyError> {
         let values = table.get_ref();
         let is_dim = |name: &String| self.dims.contains(name);
-        let is_number = |name: &String| numbers.iter().any(|number| number.name == *name);
+        let is_number = |name: &String| numbers.iter().any(|number| number.name == *name && number.root.is_none());
         let given_dims = dims.iter().filter(|dim| dim.default.is_none()).map(|dim| &dim.name);
-        let given_numbers = numbers.iter().filter(|number| number.default.is_none()).map(|number| &number.name);
+        let is_given = |number: &&Number| number.default.is_none() && number.root.is_none();
+        let given_numbers = numbers.iter().filter(is_given).map(|number| &number.name);
         let needed = given_dims.chain(given_numbers);
         if let Some(missing) = needed.into_iter().find(|needed| !values.contains_key(*needed)) {
             return Err(self.wrong(table, name, &format!("`{missing}`"), "none"));

@@ -25,6 +25,8 @@ pub(super) struct FamilyTable {
     pub(crate) facts: BTreeMap<String, Spanned<String>>,
     pub(crate) rope: Spanned<RopeTable>,
     #[serde(default)]
+    pub(crate) ropes: BTreeMap<String, Spanned<RopeTable>>,
+    #[serde(default)]
     pub(crate) expect: ExpectTable,
     #[serde(default)]
     pub(crate) shapes: BTreeMap<String, Spanned<BTreeMap<String, Spanned<f64>>>>,
@@ -36,7 +38,7 @@ pub(super) struct FamilyTable {
 #[serde(deny_unknown_fields)]
 pub(super) struct RopeTable {
     pub(crate) theta: String,
-    pub(crate) dim: String,
+    pub(crate) dim: Spanned<String>,
     #[serde(default)]
     pub(crate) scaling: ScalingName,
     pub(crate) factor: Option<String>,
@@ -44,6 +46,7 @@ pub(super) struct RopeTable {
     pub(crate) high: Option<String>,
     pub(crate) original: Option<String>,
     pub(crate) divisors: Option<String>,
+    pub(crate) json: Option<String>,
 }
 
 #[derive(Default, Deserialize)]
@@ -51,6 +54,7 @@ pub(super) struct RopeTable {
 pub(super) enum ScalingName {
     #[default]
     None,
+    Linear,
     Yarn,
     Llama3,
 }
@@ -61,6 +65,7 @@ pub(super) struct ForwardTable {
     pub(crate) layer: Spanned<String>,
     #[serde(default)]
     pub(crate) other: Vec<OtherLayer>,
+    pub(crate) first: Option<Spanned<String>>,
     pub(crate) last: Spanned<String>,
 }
 
@@ -83,7 +88,8 @@ pub(super) struct DimTable {
     #[serde(default)]
     pub(crate) gguf: Keys,
     pub(crate) gguf_lacks: Option<String>,
-    pub(crate) gguf_has: Option<String>,
+    #[serde(default)]
+    pub(crate) gguf_has: Keys,
     pub(crate) null: Option<i64>,
     pub(crate) default: Option<Spanned<Whole>>,
     pub(crate) at_most: Option<Spanned<Whole>>,
@@ -127,12 +133,15 @@ impl Keys {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct NumberTable {
+    #[serde(default)]
     pub(crate) above: f32,
     #[serde(default)]
     pub(crate) json: Keys,
     #[serde(default)]
     pub(crate) gguf: Keys,
     pub(crate) default: Option<f64>,
+    pub(crate) root: Option<Spanned<Whole>>,
+    pub(crate) over: Option<Spanned<Whole>>,
 }
 
 #[derive(Deserialize)]
@@ -173,9 +182,10 @@ pub(super) struct TensorTable {
     pub(crate) openai: Option<Spanned<SpelledTable>>,
     pub(crate) hf: Option<Spanned<SpelledTable>>,
     pub(crate) gguf: Option<Spanned<SpelledTable>>,
-    pub(crate) ollama: Option<Spanned<SpelledTable>>,
+    pub(crate) fused: Option<Spanned<SpelledTable>>,
     pub(crate) stack: Option<Spanned<StackTable>>,
     pub(crate) pairs: Option<Spanned<PairsTable>>,
+    pub(crate) offset: Option<Spanned<OffsetTable>>,
     #[serde(default)]
     pub(crate) cut: Sharding,
     pub(crate) draw: Option<Spanned<DrawTable>>,
@@ -188,7 +198,7 @@ impl TensorTable {
             NamingScheme::OpenAi => self.openai.as_ref(),
             NamingScheme::HuggingFace => self.hf.as_ref(),
             NamingScheme::Gguf => self.gguf.as_ref(),
-            NamingScheme::Ollama => self.ollama.as_ref().or(self.gguf.as_ref()),
+            NamingScheme::Fused => self.fused.as_ref().or(self.gguf.as_ref()),
         }
     }
 }
@@ -210,8 +220,20 @@ pub(super) struct Transposed {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PairsTable {
+    #[serde(default)]
+    pub(crate) hf: Vec<String>,
+    #[serde(default)]
     pub(crate) gguf: Vec<String>,
     pub(crate) rows: String,
+    pub(crate) rotated: Option<String>,
+}
+
+/// What is added to the numbers that a format stores.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OffsetTable {
+    pub(crate) hf: Option<f32>,
+    pub(crate) gguf: Option<f32>,
 }
 
 #[derive(Deserialize)]

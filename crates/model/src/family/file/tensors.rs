@@ -5,7 +5,7 @@ use std::collections::{HashMap, HashSet};
 use toml::Spanned;
 
 use super::File;
-use super::tables::{DrawTable, SpelledTable, StackTable, TensorTable, Transposed};
+use super::tables::{DrawTable, OffsetTable, PairsTable, SpelledTable, StackTable, TensorTable, Transposed};
 use crate::family::tensor::EXPERT;
 use crate::family::{Draw, FamilyError, FamilyTensor, NamingScheme, Pairs, Spelled, Stack};
 use expression::Expression;
@@ -35,20 +35,11 @@ impl File {
                 }
             }
         };
-        let [openai, hf, gguf, ollama] = NamingScheme::ALL.map(spelled);
-        let spelled = [openai?, hf?, gguf?, ollama?];
+        let [openai, hf, gguf, fused] = NamingScheme::ALL.map(spelled);
+        let spelled = [openai?, hf?, gguf?, fused?];
         let draw = table.draw.as_ref().map_or(Ok(Draw::Matrix), |draw| self.draw(name, draw))?;
-        let pairs = table.pairs.as_ref().map(|pairs| {
-            let names = spelled[NamingScheme::Gguf as usize].names();
-            match pairs.get_ref().gguf.iter().find(|name| !names.contains(name)) {
-                Some(other) => Err(self.wrong(pairs, name, "names that `gguf` has", &format!("`{other}`"))),
-                None => Ok(Pairs {
-                    gguf: pairs.get_ref().gguf.clone(),
-                    rows: self.expression(&pairs.get_ref().rows, pairs)?,
-                }),
-            }
-        });
-        let pairs = pairs.transpose()?;
+        let pairs = table.pairs.as_ref().map(|pairs| self.pairs(name, pairs, &spelled)).transpose()?;
+        let offset = table.offset.as_ref().map_or(Ok([None; 4]), |offset| self.offset(name, offset, shape.len()))?;
         let (per_layer, is_expert, is_exact, cut) = (table.layer, table.experts, table.exact, table.cut);
         let when = table.when.as_ref().map(|when| match per_layer {
             true => self.condition_of_layer(when),
@@ -56,7 +47,34 @@ impl File {
         });
         let when = when.transpose()?;
         let name = name.clone();
-        Ok(FamilyTensor { name, per_layer, is_expert, is_exact, when, shape, spelled, stack, pairs, cut, draw })
+        Ok(FamilyTensor { name, per_layer, is_expert, is_exact, when, shape, spelled, stack, pairs, offset, cut, draw })
+    }
+
+    fn pairs(&self, name: &str, pairs: &Spanned<PairsTable>, spelled: &[Spelled]) -> Result<Pairs, FamilyError> {
+        let PairsTable { hf, gguf, rows, rotated } = pairs.get_ref();
+        for (given, format, key) in [(hf, NamingScheme::HuggingFace, "hf"), (gguf, NamingScheme::Gguf, "gguf")] {
+            let names = spelled[format as usize].names();
+            if let Some(other) = given.iter().find(|name| !names.contains(name)) {
+                return Err(self.wrong(pairs, name, &format!("names that `{key}` has"), &format!("`{other}`")));
+            }
+        }
+        let rotated = self.expression(rotated.as_ref().unwrap_or(rows), pairs)?;
+        Ok(Pairs { hf: hf.clone(), gguf: gguf.clone(), rows: self.expression(rows, pairs)?, rotated })
+    }
+
+    /// In the order of the formats. Sums of what is in blocks would be in none.
+    fn offset(
+        &self,
+        name: &str,
+        offset: &Spanned<OffsetTable>,
+        n_dims: usize,
+    ) -> Result<[Option<f32>; 4], FamilyError> {
+        let OffsetTable { hf, gguf } = *offset.get_ref();
+        let is_finite = [hf, gguf].into_iter().flatten().all(f32::is_finite);
+        match n_dims == 1 && is_finite {
+            true => Ok([None, hf, gguf, gguf]),
+            false => Err(self.wrong(offset, name, "numbers, of a tensor of one dimension", "others")),
+        }
     }
 
     /// Checks that no name stands for two tensors, neither here nor in any format.
@@ -150,5 +168,5 @@ const _: () = assert!(
     NamingScheme::OpenAi as usize == 0
         && NamingScheme::HuggingFace as usize == 1
         && NamingScheme::Gguf as usize == 2
-        && NamingScheme::Ollama as usize == 3
+        && NamingScheme::Fused as usize == 3
 );

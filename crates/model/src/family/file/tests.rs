@@ -166,6 +166,35 @@ fn what_is_wrong_is_named_with_its_line() {
         ("head_dim            = 4", "head_dim = 1", "19: `head_dim`: expected a whole number from 2 to 100, found 1"),
         ("= 10000.0", "= 1.0", "22: `rope_theta`: expected a number above 1, found 1"),
         ("= 10000.0", "= nan", "22: `rope_theta`: expected a number above 1, found NaN"),
+        (
+            "cut   =",
+            "offset = { hf = 1.0 }\ncut =",
+            "31: `attn.qkv.weight`: expected numbers, of a tensor of one dimension, found others",
+        ),
+        (
+            "cut   =",
+            "pairs = { hf = [\"o.weight\"], rows = \"head_dim\" }\ncut =",
+            "31: `attn.qkv.weight`: expected names that `hf` has, found `o.weight`",
+        ),
+        (
+            "[expect]",
+            "scale = { root = \"head_dim\", default = 1.0 }\n[expect]",
+            "13: `scale`: expected `root`, with `over` or without, alone, found something else",
+        ),
+        ("[expect]", "scale = { over = 2 }\n[expect]", "13: `scale`: expected `root`, with `over` or without, alone"),
+        ("[expect]", "scale = { root = \"depth\" }\n[expect]", "13: `depth`: expected one of head_dim, "),
+        ("dim   = \"head_dim\"", "dim = \"depth\"", "48: `depth`: expected one of head_dim, "),
+        ("[forward]", "scaling = \"linear\"\n[forward]", "46: `rope`: expected `scaling = \"linear\"` with `factor`, "),
+        (
+            "[forward]",
+            "[ropes.x]\ntheta = \"rope_theta\"\ndim = \"head_dim\"\n[forward]",
+            "50: `x`: expected a name of its own, found one that is taken",
+        ),
+        (
+            "window = 0)",
+            "window = 0, cos_sin = near)",
+            "53: `near`: expected a tensor of a layer, a dimension, or what",
+        ),
     ] {
         assert!(QKV.contains(from), "{from}");
         let error = read(&QKV.replacen(from, to, 1)).expect_err(message);
