@@ -46,7 +46,7 @@ impl Prompter {
     /// Its words are not in the vocabulary, or nothing can be made of a conversation.
     pub fn ids(&self, prompt: &Prompt, reasoning: Option<Reasoning>) -> Result<Vec<u32>, LineError> {
         match prompt {
-            Prompt::Text(text) => Ok(self.tokenizer.encode_prompt(text)?),
+            Prompt::Text(text) => Ok(self.tokenizer.begun(self.tokenizer.encode_prompt(text)?)),
             Prompt::Ids(ids) => Ok(ids.clone()),
             Prompt::Messages(turns) => Ok(self.prompt(turns, reasoning)?.ids),
         }

@@ -89,7 +89,7 @@ pub enum TokenizerSource {
     /// A `tokenizer.json`, or beside a `.bin` file a `tokenizer.bin`.
     File(PathBuf),
     /// Keys of a GGUF file.
-    Gguf(GgufTokenizer),
+    Gguf(Box<GgufTokenizer>),
 }
 
 /// One weight.

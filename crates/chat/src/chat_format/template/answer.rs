@@ -29,7 +29,7 @@ pub(super) struct TemplateAnswer {
 impl TemplateAnswer {
     pub(super) fn new(tokenizer: Tokenizer, markup: Arc<Markup>, ends: Vec<u32>, begun: Begun, goes_on: bool) -> Self {
         let reader = Reader::new(Arc::clone(&markup), begun.tools, begun.in_reasoning);
-        let (stream, open, ended) = (TextStream::default(), None, Vec::new());
+        let (stream, open, ended) = (tokenizer.text_stream(), None, Vec::new());
         let (is_over, n_reasoning_tokens) = (false, 0);
         Self { tokenizer, markup, ends, goes_on, stream, reader, open, ended, is_over, n_reasoning_tokens }
     }
