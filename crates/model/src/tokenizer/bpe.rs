@@ -174,7 +174,11 @@ impl Tokenizer {
 impl SpelledBpe {
     fn vocabulary(self, vocab_size: usize) -> Result<Vocabulary, BpeError> {
         let (speller, is_text) = (Speller::new(self.spelling), self.spelling == Spelling::Text);
-        let n_listed = self.tokens.len() + self.added.len() + self.in_prompts.len() + self.unused.len();
+        let named: HashMap<u32, &str> =
+            self.added.iter().chain(&self.in_prompts).map(|(text, id)| (*id, text.as_str())).collect();
+        // Some files list added tokens among the others, too.
+        let n_others = self.tokens.iter().filter(|(text, id)| named.get(id) != Some(&text.as_str())).count();
+        let n_listed = n_others + self.added.len() + self.in_prompts.len() + self.unused.len();
         let n_tokens = vocab_size.max(n_listed);
         let mut slots = Slots { tokens: vec![None; n_tokens] };
         for (text, id) in &self.added {
@@ -391,6 +395,11 @@ mod tests {
         assert_eq!(tokenizer.encode(b"<|end|>").unwrap().len(), 7);
         assert_eq!(tokenizer.decode_all(&[258, 259, 260]).unwrap(), b"the<|end|>");
         assert_eq!(tokenizer.vocab_size(), 261);
+        // Added tokens that are among the others, too, are counted once.
+        let mut twice = spelled();
+        let (first, n) = (twice.added[0].clone(), twice.tokens.len() + twice.added.len());
+        twice.tokens.push(first);
+        assert_eq!(Tokenizer::from_spelled(twice, None, Split::O200k).unwrap().vocab_size(), n);
     }
 
     /// As with SmolLM2, whose vocabulary lacks 21 bytes.

@@ -46,10 +46,11 @@ pub(in crate::checkpoint) fn read(whole: Whole) -> Result<Checkpoint, Checkpoint
     }
     let tokenizer = tokenizer(&file)?.map(|tokenizer| TokenizerSource::Gguf(tokenizer.into()));
     let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
+    let tool_template = file.text("tokenizer.chat_template.tool_use")?.map(str::to_owned);
     let is_ollama = file.text(ARCHITECTURE)? == Some(OLLAMA);
     let layout = if is_ollama { &assembly::OLLAMA } else { &assembly::GGUF };
     let tensors = assemble(file.tensors, layout, &config)?;
-    let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template };
+    let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template, tool_template };
     Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
 }
 
