@@ -2,13 +2,20 @@
 //! sentencepiece make of them (`tests/fixtures/make_string_fixtures.py`, which has the twin of all that is here).
 
 use std::fs;
+use std::path::Path;
 
+use chat::chat_format::specials::{Specials, begin_of_texts};
+use chat::chat_format::{AnswerEvent, Begun, Besides, Has, Prompts, choose};
 use model::checkpoint::gguf::Gguf;
 use model::checkpoint::gguf::model::GgufTokenizer;
+use model::checkpoint::layout::Layout;
+use model::checkpoint::{Checkpoint, TokenizerSource};
 use model::tokenizer::Tokenizer;
 use serde_json::{Value, json};
 
 use super::ways::{cases, file_with, path};
+use crate::checkpoint::kinds;
+use crate::fixtures::program::{argument, run, run_with_stdin};
 
 struct Strings {
     of: Value,
@@ -168,4 +175,44 @@ fn ten_thousand_strings_become_the_pieces_that_scores_give() {
         let has_name = names.iter().any(|name| text.contains(name));
         (if has_name { Vec::new() } else { ids(&tokenizer, text) }, String::new())
     });
+}
+
+#[test]
+fn pieces_are_a_tokenizer_of_every_command_and_of_texts_that_begin_with_a_token() {
+    let (small, file) = (argument(&path("pieces.gguf")), fs::read(path("pieces.gguf")).expect("a fixture"));
+    let tokenizer = of_gguf(file);
+    let text = "It's  the model: \u{65e5}\u{8a9e}\n";
+    let line = ids(&tokenizer, text).iter().map(u32::to_string).collect::<Vec<_>>().join(" ") + "\n";
+    assert_eq!(run(&["tokenize", "-z", &small, "-i", text]).ok().text(), line);
+    assert_eq!(run_with_stdin(&["decode", "-z", &small], line.as_bytes()).ok().text(), format!("{text}\n"));
+    let stderr = run(&["tokenize", "-z", &small, "--split", "llama3", "-i", "x"]).fails_with_hint(1);
+    assert!(stderr.contains("`--split` has no place"), "{stderr}");
+
+    // The file has no word of it: llama.cpp's way is to begin with `<s>`.
+    let gguf = Gguf::open(&path("pieces.gguf")).expect("read").expect("GGUF");
+    let kind = GgufTokenizer::from_gguf(&gguf).expect("it has one");
+    let mut checkpoint = Checkpoint::open(&kinds::path("hf-bf16"), Layout::Auto).expect("a checkpoint");
+    checkpoint.origin.tokenizer = Some(TokenizerSource::Gguf(kind.into()));
+    checkpoint.origin.files = vec![path("pieces.gguf")];
+    let begin = begin_of_texts(&checkpoint, &tokenizer).expect("it says so");
+    assert_eq!(begin, [tokenizer.special("<s>").expect("a control token")]);
+    let begun = tokenizer.clone().with_begin(begin.clone()).begun(ids(&tokenizer, "a"));
+    assert_eq!(begun, [begin, ids(&tokenizer, "a")].concat());
+    let specials = Specials::read(&checkpoint, &tokenizer).expect("it says so");
+    assert_eq!((specials.bos.as_deref(), specials.eos.as_deref()), (Some("<s>"), Some("</s>")));
+    assert_eq!(specials.ends, [tokenizer.special("</s>").expect("a control token")]);
+
+    // An answer is a text of its own: the blank that it begins with is none of it.
+    let has = Has {
+        tokenizer: &tokenizer,
+        specials: &specials,
+        template: Some("[INST] {{ messages[0].content }} [/INST]"),
+        program: Path::new(env!("CARGO_BIN_EXE_gptoss-jit")),
+        besides: Besides::default(),
+    };
+    let format = choose(None, Prompts::Format, &has).expect("a format");
+    let mut answer = format.answer(Begun::default(), false);
+    let events = ids(&tokenizer, text).into_iter().flat_map(|id| answer.push(id)).collect::<Vec<_>>();
+    let said: String = events.iter().map(|event| if let AnswerEvent::Text(text) = event { text } else { "" }).collect();
+    assert_eq!(said, text);
 }
