@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use chat::chat_format::specials::Specials;
-use chat::chat_format::{Has, Prompts, Word, choose};
+use chat::chat_format::{Besides, Has, Prompts, Word, choose};
 use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
 use common::Loaded;
 use engine::scheduler::{Request, Sampling};
@@ -97,7 +97,13 @@ fn texts() -> Result<(), Box<dyn Error>> {
 fn masks() -> Result<(), Box<dyn Error>> {
     let tokenizer = Tokenizer::o200k_harmony();
     let (specials, program) = (Specials::of_names(&tokenizer), std::env::current_exe()?);
-    let has = Has { tokenizer: &tokenizer, specials: &specials, template: None, program: &program };
+    let has = Has {
+        tokenizer: &tokenizer,
+        specials: &specials,
+        template: None,
+        program: &program,
+        besides: Besides::default(),
+    };
     let format = choose(Some(Word::Harmony), Prompts::Format, &has)?;
     let grammars = Arc::new(Grammars::new(tokenizer.clone(), format));
     let schema = json!({

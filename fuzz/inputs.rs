@@ -77,7 +77,10 @@ pub fn is_gguf(data: &[u8]) -> bool {
 
 pub fn is_gguf_tokenizer(data: &[u8]) -> bool {
     match Gguf::read(&Bytes::copy_from_slice(data)).and_then(|file| GgufTokenizer::from_gguf(&file)) {
-        Ok(tokenizer) => use_tokenizer(Tokenizer::from_gguf(&tokenizer, None, Some(Split::O200k))),
+        Ok(tokenizer) => {
+            let split = (!tokenizer.is_sentencepiece()).then_some(Split::O200k);
+            use_tokenizer(Tokenizer::from_gguf(&tokenizer, None, split))
+        }
         Err(error) => refused(&error),
     }
 }

@@ -100,16 +100,14 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 }
 
 fn decode_line(tokenizer: &Tokenizer, number: usize, line: &str) -> Result<String, DecodeError> {
-    let mut bytes = Vec::new();
+    let mut ids = Vec::new();
     for word in line.split_whitespace() {
         let id = word.parse().map_err(|_| DecodeError::NotAnId { line: number, word: word.to_owned() })?;
-        let piece = tokenizer.decode(id).map_err(|source| DecodeError::UnknownId {
-            line: number,
-            word: word.to_owned(),
-            source,
-        })?;
-        bytes.extend_from_slice(piece);
+        let unknown = |source| DecodeError::UnknownId { line: number, word: word.to_owned(), source };
+        tokenizer.decode(id).map_err(unknown)?;
+        ids.push(id);
     }
+    let bytes = tokenizer.text_of(&ids).expect("each was looked at");
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -1,5 +1,6 @@
 //! Flags that several commands have, and what they open.
 
+pub(crate) mod chat_template;
 mod device;
 mod kv;
 mod model;

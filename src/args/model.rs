@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Context;
+use chat::chat_format::specials::begin_of_texts;
 use clap::Args;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
@@ -82,6 +83,8 @@ impl ModelArgs {
         if self.is_built_in() && args.tokenizer.is_none() {
             return Ok(Tokenizer::from_bin(TINY_TOKENIZER.into(), Some(checkpoint.config.vocab_size), args.split)?);
         }
-        args.for_checkpoint(checkpoint)
+        let tokenizer = args.for_checkpoint(checkpoint)?;
+        let begin = begin_of_texts(checkpoint, &tokenizer)?;
+        Ok(tokenizer.with_begin(begin))
     }
 }

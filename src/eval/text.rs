@@ -67,7 +67,10 @@ impl<'a> Source<'a> {
     ) -> anyhow::Result<Tokens> {
         let tokenizer = args.model.tokenizer(&args.tokenizer, checkpoint);
         let bos = match args.bos {
-            Bos::Auto => tokenizer.as_ref().map_or(Ok(None), |tokenizer| begin_of_texts(checkpoint, tokenizer))?,
+            Bos::Auto => match &tokenizer {
+                Ok(tokenizer) => begin_of_texts(checkpoint, tokenizer)?.first().copied(),
+                Err(_) => None,
+            },
             Bos::None => None,
             Bos::Id(id) => Some(id),
         };

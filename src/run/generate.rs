@@ -20,7 +20,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let prompt = prompt(args)?;
     let checkpoint = args.model.open(output)?;
     let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-    let mut prompt = tokenizer.encode_prompt(&prompt)?;
+    let mut prompt = tokenizer.begun(tokenizer.encode_prompt(&prompt)?);
 
     // The seeds run positions 0 to steps - 1 and print one token more than that.
     let steps = args.reach(&checkpoint.config);
@@ -69,7 +69,7 @@ impl Generation<'_> {
     fn run(&self, engine: &mut Engine, request: Request) -> anyhow::Result<()> {
         let (prompt, stop) = (request.prompt.clone(), request.stop.clone());
         engine.submit(request)?;
-        let mut text = self.tokenizer.decode_all(&prompt)?;
+        let mut text = self.tokenizer.text_of(&prompt[self.tokenizer.n_begun(&prompt)..])?;
         self.show(&text)?;
         let begin = Instant::now();
 

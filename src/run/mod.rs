@@ -17,6 +17,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::kernel_table::KernelTable;
 use super::output::Output;
 use super::usage::UsageError;
+use crate::args::chat_template::ChatTemplateArgs;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::args::{DeviceArgs, KvArgs, ModelArgs, Room, Speculate};
 use ::chat::Reasoning;
@@ -145,6 +146,8 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     chat: chat::ChatArgs,
+    #[command(flatten)]
+    chat_template: ChatTemplateArgs,
     #[command(flatten)]
     getp: getp::GetpArgs,
     #[command(flatten)]
@@ -333,7 +336,8 @@ impl Args {
             ChatFormat::Checkpoint | ChatFormat::Harmony => Prompts::Format,
         };
         let specials = Specials::read(checkpoint, &tokenizer)?;
-        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
+        let besides = self.chat_template.besides(checkpoint);
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program(), besides };
         let chat = choose(word, prompts, &has);
         let usual = prompter::Usual { current_date: current_date.to_owned(), reasoning: self.reasoning };
         Ok(Prompter::new(tokenizer, chat, usual))

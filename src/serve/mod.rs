@@ -19,6 +19,7 @@ use self::life::Life;
 use self::model::Served;
 use super::output::Output;
 use super::usage::UsageError;
+use crate::args::chat_template::ChatTemplateArgs;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::args::{DeviceArgs, KvArgs, ModelArgs, Speculate};
 use chat::grammar::Grammars;
@@ -137,6 +138,8 @@ pub(crate) struct Args {
     #[arg(long)]
     log_content: bool,
 
+    #[command(flatten)]
+    chat_template: ChatTemplateArgs,
     #[command(flatten)]
     tokenizer: TokenizerArgs,
     #[command(flatten)]

@@ -8,10 +8,11 @@ use sha2::{Digest, Sha256};
 
 use super::Args;
 use crate::args::Room;
+use crate::args::chat_template::ChatTemplateArgs;
 use crate::output::Output;
 use crate::replicas;
 use chat::chat_format::specials::Specials;
-use chat::chat_format::{ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
+use chat::chat_format::{Besides, ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
 use engine::graph::kv_cache::{KvGroup, KvLayout, KvRequest};
 use engine::{Engine, Sizes};
 use model::checkpoint::Checkpoint;
@@ -101,11 +102,12 @@ impl Served {
         let (spoken, longest, own_name) = if args.model.is_built_in() {
             let tokenizer = args.tokenizer.of_model(None, None)?;
             let specials = Specials::of_names(&tokenizer);
-            (Spoken::new(tokenizer, specials, None, None), REPLAY_CONTEXT, "replay".to_owned())
+            (Spoken::new(tokenizer, specials, None, None, Besides::default()), REPLAY_CONTEXT, "replay".to_owned())
         } else {
             let checkpoint = args.model.open(output)?;
             let tokenizer = args.model.tokenizer(&args.tokenizer, &checkpoint)?;
-            (Spoken::from_checkpoint(&checkpoint, tokenizer)?, checkpoint.config.max_seq_len, own_name(args))
+            let spoken = Spoken::from_checkpoint(&checkpoint, tokenizer, &args.chat_template)?;
+            (spoken, checkpoint.config.max_seq_len, own_name(args))
         };
         let Spoken { tokenizer, ends, chat } = spoken;
         let scripts = Scripts::read(path, &tokenizer)?;
@@ -128,14 +130,21 @@ pub(super) struct Spoken {
 }
 
 impl Spoken {
-    fn from_checkpoint(checkpoint: &Checkpoint, tokenizer: Tokenizer) -> anyhow::Result<Self> {
+    fn from_checkpoint(checkpoint: &Checkpoint, tokenizer: Tokenizer, args: &ChatTemplateArgs) -> anyhow::Result<Self> {
         let specials = Specials::read(checkpoint, &tokenizer)?;
         let word = Word::of_family(checkpoint.config.family);
-        Ok(Self::new(tokenizer, specials, word, checkpoint.origin.chat_template.as_deref()))
+        let (template, besides) = (checkpoint.origin.chat_template.as_deref(), args.besides(checkpoint));
+        Ok(Self::new(tokenizer, specials, word, template, besides))
     }
 
-    fn new(tokenizer: Tokenizer, specials: Specials, word: Option<Word>, template: Option<&str>) -> Self {
-        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program() };
+    fn new(
+        tokenizer: Tokenizer,
+        specials: Specials,
+        word: Option<Word>,
+        template: Option<&str>,
+        besides: Besides<'_>,
+    ) -> Self {
+        let has = Has { tokenizer: &tokenizer, specials: &specials, template, program: &this_program(), besides };
         let chat = choose(word, Prompts::Format, &has);
         Self { ends: specials.ends, tokenizer, chat }
     }
@@ -146,7 +155,7 @@ impl Args {
     pub(super) fn spoken(&self, checkpoint: &Checkpoint) -> anyhow::Result<Spoken> {
         let tokenizer = self.model.tokenizer(&self.tokenizer, checkpoint)?;
         tokenizer.check_model(checkpoint.config.vocab_size)?;
-        Spoken::from_checkpoint(checkpoint, tokenizer)
+        Spoken::from_checkpoint(checkpoint, tokenizer, &self.chat_template)
     }
 
     pub(crate) fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {

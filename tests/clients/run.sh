@@ -56,6 +56,13 @@ openai_python() {
     both "$home/openai-python/bin/python" "$here/openai_python.py"
 }
 
+qwen3() {
+    python_packages openai-python openai==3.54.0 || return
+    python3 "$here/qwen3_model.py" "$scratch/qwen3" || return
+    serve REPLAY "$scratch/qwen3" --replay "$here/qwen3.jsonl" --model-name qwen3 -- \
+        python3 "$here/server.py" MODEL "$scratch/qwen3" --model-name qwen3 -n 4096 -b 4 -- "$home/openai-python/bin/python" "$here/qwen3.py"
+}
+
 openai_npm() {
     npm_packages openai-npm openai@7.55.0 zod@4.1.13 || return
     (cd "$home/openai-npm" && both node "$here/openai_npm.mjs")
@@ -131,7 +138,7 @@ evaluation_harness() {
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness snippets"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

@@ -9,7 +9,7 @@ use super::plan::Batch;
 use super::records::{Outcome, Record, Records};
 use super::request_line::{self, LineError, Prompt, RequestLine};
 use chat::BETWEEN_MESSAGES;
-use chat::chat_format::{AnswerEvent, AnswerParser, Begun, Purpose};
+use chat::chat_format::{AnswerEvent, AnswerParser, Purpose};
 
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -267,7 +267,7 @@ impl Batch {
         let chat = self.prompter.chat()?;
         // Ids that only stop are no part of the answer.
         let ids = ids.iter().filter(|id| !stop.contains(id) || chat.stop_ids().contains(id));
-        Ok(AnswerText::of_chat(chat.answer(Begun::default(), false), ids.copied()))
+        Ok(AnswerText::of_chat(chat.answer(self.prompter.begun(asked)?, false), ids.copied()))
     }
 
     pub(super) fn line_error(&self, i: usize, source: LineError) -> BatchError {
@@ -279,14 +279,15 @@ impl Batch {
 mod tests {
     use super::*;
     use chat::chat_format::specials::Specials;
-    use chat::chat_format::{Has, Prompts, choose};
+    use chat::chat_format::{Begun, Besides, Has, Prompts, choose};
     use model::tokenizer::Tokenizer;
 
     #[test]
     fn an_answer_says_what_chat_completions_tell_of_it() {
         let tokenizer = Tokenizer::o200k_harmony();
         let (specials, program) = (Specials::of_names(&tokenizer), std::path::Path::new(""));
-        let has = Has { tokenizer: &tokenizer, specials: &specials, template: None, program };
+        let has =
+            Has { tokenizer: &tokenizer, specials: &specials, template: None, program, besides: Besides::default() };
         let chat = choose(None, Prompts::Format, &has).expect("it has the special tokens");
         let said = |text: &str| {
             let ids = tokenizer.encode_with_specials(text.as_bytes()).expect("UTF-8");

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use serde_json::Map;
 
-use super::request_line::{LineError, Prompt};
-use chat::chat_format::{self, ChatFormat, ChatFormatError, Conversation, Thinking};
+use super::request_line::{LineError, Prompt, RequestLine};
+use chat::chat_format::{self, Begun, ChatFormat, ChatFormatError, Conversation, Thinking};
 use chat::{Reasoning, Turn};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
@@ -46,9 +46,23 @@ impl Prompter {
     /// Its words are not in the vocabulary, or nothing can be made of a conversation.
     pub fn ids(&self, prompt: &Prompt, reasoning: Option<Reasoning>) -> Result<Vec<u32>, LineError> {
         match prompt {
-            Prompt::Text(text) => Ok(self.tokenizer.encode_prompt(text)?),
+            Prompt::Text(text) => Ok(self.tokenizer.begun(self.tokenizer.encode_prompt(text)?)),
             Prompt::Ids(ids) => Ok(ids.clone()),
             Prompt::Messages(turns) => Ok(self.prompt(turns, reasoning)?.ids),
+        }
+    }
+
+    /// What of a line's prompt is the model's. It is written again where that may be more than nothing: answers are
+    /// read long after prompts are, and by other processes.
+    ///
+    /// # Errors
+    /// As [`Self::prompt`].
+    pub(crate) fn begun(&self, asked: &RequestLine) -> Result<Begun, LineError> {
+        match &asked.prompt {
+            Prompt::Messages(turns) if self.chat()?.opens_thoughts() => {
+                Ok(self.prompt(turns, asked.wishes.reasoning)?.begun)
+            }
+            _ => Ok(Begun::default()),
         }
     }
 

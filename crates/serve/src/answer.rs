@@ -80,6 +80,8 @@ pub(crate) struct Making {
     pub(crate) tools: Tools,
     /// Where visible text ends.
     pub(crate) stop: StopText,
+    /// The answer ends with its first call.
+    pub(crate) one_call: bool,
 }
 
 /// An answer in the making.
@@ -267,6 +269,7 @@ impl Answer {
         open.tell(rest, true, steps);
         let is_whole = !is_unfinished || !self.was_cut;
         steps.push(AnswerDelta::Closed { is_whole });
+        self.has_stopped |= self.making.one_call && is_whole && matches!(open.kind, Kind::Call { .. });
         let part = open.part();
         if is_whole || !matches!(part, MessagePart::Call { .. }) {
             self.turn.push(AssistantMessage { part, ids });

@@ -39,6 +39,8 @@ pub(crate) struct Ask {
     /// Whether the client said so.
     pub(crate) names_effort: bool,
     pub(crate) tools: Tools,
+    /// An answer ends with its first call: `parallel_tool_calls: false`.
+    pub(crate) one_call: bool,
     /// What the text is to be.
     pub(crate) format: TextFormat,
     /// Where visible text ends.
@@ -101,6 +103,7 @@ impl Ask {
             effort: effort(body)?,
             names_effort: effort_field(body).is_some(),
             tools,
+            one_call: !body.get("parallel_tool_calls").map_or(Ok(true), |field| field.flag())?,
             format,
             stop: StopText::new(stops(body)?)?,
             ignore_eos: flag("ignore_eos")?,

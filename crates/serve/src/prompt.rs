@@ -107,7 +107,7 @@ pub(crate) async fn start(
     let facts = server.backend.model();
     let sampling = ask.sampling.sampling(server.ids.seed())?;
     let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
-    let making = Arc::new(Making { tokenizer, tools, stop });
+    let making = Arc::new(Making { tokenizer, tools, stop, one_call: ask.one_call });
     let stop = if ask.goes_on() { Vec::new() } else { server.chat_stop_ids() };
     let chat_format = &server.chat()?.format;
     let mut masks = masks(server, ask, prompt.begun.thoughts(), n).await?;

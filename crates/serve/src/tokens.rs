@@ -54,7 +54,7 @@ async fn detokenize(
     State(server): State<Arc<Server>>,
     Json(asked): Json<Detokenize>,
 ) -> Result<Answer<Value>, ApiError> {
-    let bytes = server.tokenizer.decode_all(&asked.tokens);
+    let bytes = server.tokenizer.text_of(&asked.tokens);
     let bytes = bytes.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
     Ok(Answer(json!({ "content": String::from_utf8_lossy(&bytes) })))
 }

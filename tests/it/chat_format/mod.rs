@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{
-    AnswerEvent, Begun, ChatFormat, ChatFormatError, Conversation, Has, Prompts, Purpose, Thinking, Untaken, Word,
-    choose,
+    AnswerEvent, Begun, Besides, ChatFormat, ChatFormatError, Conversation, Has, Prompts, Purpose, Thinking, Untaken,
+    Word, choose,
 };
 use chat::{MessagePart, Reasoning, Tool, Turn};
 use model::tokenizer::Tokenizer;
@@ -75,7 +75,8 @@ fn source(template: &str) -> String {
 }
 
 fn has<'a>(tokenizer: &'a Tokenizer, specials: &'a Specials, template: Option<&'a str>) -> Has<'a> {
-    Has { tokenizer, specials, template, program: Path::new(env!("CARGO_BIN_EXE_gptoss-jit")) }
+    let program = Path::new(env!("CARGO_BIN_EXE_gptoss-jit"));
+    Has { tokenizer, specials, template, program, besides: Besides::default() }
 }
 
 fn specials() -> Specials {

@@ -127,6 +127,12 @@ fn thoughts_and_calls_are_told_as_those_of_harmony() {
         chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"][key].as_str()).collect()
     };
     assert_eq!((delta("reasoning").as_str(), delta("content").as_str()), ("Hm.", "Look:"), "{events}");
+    let called: Vec<&Value> = chunks.iter().map(|chunk| &chunk["choices"][0]["delta"]["tool_calls"][0]).collect();
+    let called: Vec<&Value> = called.into_iter().filter(|call| !call.is_null()).collect();
+    let pieces = || called.iter().filter_map(|call| call["function"]["arguments"].as_str());
+    assert_eq!((&called[0]["function"]["name"], &called[0]["type"]), (&json!("f"), &json!("function")), "{events}");
+    assert_eq!(pieces().collect::<String>(), "{\"a\": 1}", "{events}");
+    assert!(called[1..].iter().all(|call| call["id"].is_null() && call["index"] == 0), "{events}");
     let flat =
         json!({"input": "Hello", "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]});
     let response = post(server.address, "/v1/responses", &flat).ok();
@@ -145,6 +151,80 @@ fn thoughts_and_calls_are_told_as_those_of_harmony() {
     assert!(text.ends_with("tool\n<|im_end|><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"), "{text}");
     let n_ends = prompt["token_ids"].as_array().expect("ids").iter().filter(|id| **id == IM_END).count();
     assert_eq!(n_ends, 3, "of three messages, and not the one that a tool gave");
+}
+
+#[test]
+fn an_answer_may_end_with_its_first_call() {
+    let model = ChatMl::with(Some(MARKED), &[IM_END]);
+    let call = |n: u32| format!("<tool_call>{{\"name\": \"f\", \"arguments\": {{\"n\": {n}}}}}</tool_call>");
+    let said = json!({ "text": call(1) + &call(2) + "<|im_end|>" });
+    let script = file(model.folder.path(), "script.jsonl", said.to_string().as_bytes());
+    let server = Server::start(&[model.path(), "--replay", &script]);
+    let tools = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    let mut body = json!({"messages": hello(), "tools": tools});
+    let calls = |body: &Value| {
+        let choice = post(server.address, "/v1/chat/completions", body).ok()["choices"][0].take();
+        assert_eq!(choice["finish_reason"], "tool_calls", "{choice}");
+        choice["message"]["tool_calls"].as_array().expect("a list").len()
+    };
+    assert_eq!(calls(&body), 2);
+    body["parallel_tool_calls"] = false.into();
+    assert_eq!(calls(&body), 1);
+    body["parallel_tool_calls"] = "no".into();
+    refused(&post(server.address, "/v1/chat/completions", &body), "invalid_value");
+}
+
+/// The template for conversations with tools, what it is told by a flag, and a user's marks.
+#[test]
+fn a_template_may_have_another_beside_it_and_words_and_marks_of_a_user() {
+    let model = ChatMl::with(None, &[IM_END]);
+    let path = model.folder.path().join("tokenizer_config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("there")).expect("JSON");
+    let usual = "plain {{ mood | default('calm') }}{% for m in messages %}{{ m.content }}{% endfor %}<|im_start|>";
+    config["chat_template"] = json!([
+        {"name": "default", "template": usual},
+        {"name": "tool_use", "template": usual.replace("plain", "tools {{ tools | length }}")},
+    ]);
+    std::fs::write(&path, config.to_string()).expect("written");
+    let marks = "about = \"a test's\"\nwhen = [{ template = [\"tools \"] }]\n[calls]\nbegin = \"CALL\"\nshape = \"object\"\n\
+                 [reasoning]\nbegin = \"((\"\nend = \"))\"\n";
+    let marks = file(model.folder.path(), "marks.toml", marks.as_bytes());
+    let said = json!({"text": "((Hm.))CALL{\"name\": \"f\", \"arguments\": {}}<|im_end|>"});
+    let script = file(model.folder.path(), "script.jsonl", said.to_string().as_bytes());
+    let kwargs = "{\"mood\": \"bright\"}";
+    let words = [model.path(), "--replay", &script, "--chat-def", &marks, "--chat-template-kwargs", kwargs];
+    let server = Server::start(&words);
+    let mut body = json!({"messages": hello()});
+    let prompt = |body: &Value| {
+        let prompt = post(server.address, "/apply-template", body).ok();
+        prompt["prompt"].as_str().expect("text").to_owned()
+    };
+    assert_eq!(prompt(&body), "plain brightBe brief.Hello<|im_start|>");
+    body["chat_template_kwargs"] = json!({"mood": "grey"});
+    assert_eq!(prompt(&body), "plain greyBe brief.Hello<|im_start|>", "a request goes first");
+    body["tools"] = json!([{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]);
+    assert_eq!(prompt(&body), "tools 1 greyBe brief.Hello<|im_start|>");
+    let message = post(server.address, "/v1/chat/completions", &body).ok()["choices"][0]["message"].take();
+    assert_eq!((&message["reasoning"], &message["tool_calls"][0]["function"]["name"]), (&json!("Hm."), &json!("f")));
+    drop(server);
+    let stderr =
+        run_with_stdin(&["run", model.path(), "-m", "chat", "--chat-def", &script], b"Hello\n").fails_with_hint(1);
+    assert!(stderr.contains("does not say how a model marks its answers"), "{stderr}");
+    let stderr = run(&["serve", model.path(), "--chat-template-kwargs", "[1]"]).stderr;
+    assert!(stderr.contains("expected a JSON object"), "{stderr}");
+}
+
+/// Answers of a file of conversations, whose prompts end where thoughts have begun.
+#[test]
+fn answers_in_files_begin_with_thoughts_that_their_prompts_opened() {
+    let template = "{% for m in messages %}{{ m.content }}{% endfor %}<|im_start|><think>\n{# </think> #}";
+    let model = ChatMl::with(Some(template), &[IM_END]);
+    let line = format!("{}\n", json!({"messages": hello(), "max_tokens": 6}));
+    let prompts = file(model.folder.path(), "chats.jsonl", line.as_bytes());
+    let ran = run(&["run", model.path(), "-m", "getp", "-i", &prompts]).ok();
+    let answer: Value = serde_json::from_str(ran.text()).expect("JSON");
+    assert_eq!(answer["text"], "", "{answer}");
+    assert!(!answer["reasoning"].as_str().expect("text").is_empty(), "{answer}");
 }
 
 #[test]

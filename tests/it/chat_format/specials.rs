@@ -100,7 +100,7 @@ fn a_gguf_file_says_it_of_texts_turns_and_messages_and_has_its_template() {
     assert_eq!(specials.ends, [IM_END, 317]);
     assert_eq!(specials.eos.as_deref(), Some("<|im_end|>"), "as the other vocabulary names it");
     let only_eos = file(folder.path(), "eos.gguf", &gguf(&[]));
-    assert_eq!(of(&only_eos).expect("it says so").ends, [IM_END]);
+    assert_eq!(of(&only_eos).expect("it says so").ends, [IM_END, END_OF_TEXT], "which ends texts by its name");
     // The program takes the file's own vocabulary and template.
     let script = file(folder.path(), "script.jsonl", b"{\"text\": \"Hi<|end|>never\"}\n");
     let server = crate::fixtures::server::Server::start(&[&path, "--replay", &script]);
@@ -173,16 +173,27 @@ fn a_text_begins_with_a_token_where_the_checkpoint_says_so() {
     });
     let bytes = json!({"type": "ByteLevel"});
     let both = json!({"type": "Sequence", "processors": [bytes, template]});
-    assert_eq!(with(Value::Null, Value::Null), None);
-    assert_eq!(with(Value::Null, bytes), None);
-    assert_eq!(with(Value::Null, template.clone()), Some(321));
-    assert_eq!(with(Value::Null, both), Some(321));
-    assert_eq!(with(json!(false), template), None, "the configuration goes first");
-    assert_eq!(with(json!(true), Value::Null), Some(END_OF_TEXT), "its `bos_token`");
+    assert_eq!(with(Value::Null, Value::Null), [0; 0]);
+    assert_eq!(with(Value::Null, bytes), [0; 0]);
+    assert_eq!(with(Value::Null, template.clone()), [321]);
+    assert_eq!(with(Value::Null, both), [321]);
+    // As with GLM-4, whose texts begin with two.
+    let mut two = template.clone();
+    let first = two["single"][0].clone();
+    two["single"].as_array_mut().expect("a list").insert(0, first);
+    assert_eq!(with(Value::Null, two), [321, 321]);
+    assert_eq!(with(json!(false), template), [0; 0], "the configuration goes first");
+    assert_eq!(with(json!(true), Value::Null), [END_OF_TEXT], "its `bos_token`");
 
     let folder = tempfile::tempdir().expect("a temporary folder");
     let adds = |adds: bool| entry("tokenizer.ggml.add_bos_token", 7, &[u8::from(adds)]);
     let of_gguf = |keys: &[Vec<u8>]| begin(&file(folder.path(), "model.gguf", &gguf(keys)));
-    assert_eq!([of_gguf(&[]), of_gguf(&[adds(false)])], [None, None]);
-    assert!(of_gguf(&[adds(true)]).is_some_and(|id| id > 255));
+    assert_eq!([of_gguf(&[]), of_gguf(&[adds(false)])], [vec![0_u32; 0], vec![0; 0]]);
+    assert!(of_gguf(&[adds(true)]).iter().all(|id| *id > 255));
+    // What a text becomes begins so, and is shown without it.
+    assert_eq!(with(Value::Bool(true), Value::Null), [END_OF_TEXT]);
+    let ran = run(&["run", model.path(), "-i", "Once upon", "--max-new-tokens", "1", "--json"]).ok().json();
+    let n_tokens = tokenizer().encode(b"Once upon").expect("UTF-8").len();
+    assert_eq!(ran["prompt_tokens"], n_tokens + 1, "{ran}");
+    assert!(ran["text"].as_str().expect("text").starts_with("Once upon"), "{ran}");
 }

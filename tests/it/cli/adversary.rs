@@ -44,11 +44,23 @@ struct Subject {
 
 const CHECKPOINTS: &str = "tests/fixtures/checkpoints";
 
-const SUBJECTS: [Subject; 13] = [
+const PIECES: &str = "tests/fixtures/tokenizers";
+
+const SUBJECTS: [Subject; 15] = [
     Subject { files: "hf-bf16", victim: "config.json", args: &["inspect", "{}"] },
     Subject { files: "hf-bf16", victim: "model.safetensors", args: &["inspect", "{}"] },
     Subject { files: "hf-bf16", victim: "model.safetensors", args: &["run", "{}", "-i", "Once", "-n", "8"] },
     Subject { files: "hf-bf16", victim: "tokenizer.json", args: &["tokenize", "{}", "-i", "Once upon <|end|>"] },
+    Subject {
+        files: PIECES,
+        victim: "pieces.json",
+        args: &["tokenize", "-z", "{}/pieces.json", "-i", "<s>Once  \u{65e5}"],
+    },
+    Subject {
+        files: PIECES,
+        victim: "pieces.gguf",
+        args: &["tokenize", "-z", "{}/pieces.gguf", "-i", "<s>Once  \u{65e5}"],
+    },
     Subject { files: "hf-bf16-sharded", victim: "model.safetensors.index.json", args: &["inspect", "{}"] },
     Subject { files: "gguf", victim: "mxfp4-bf16.gguf", args: &["inspect", "{}/mxfp4-bf16.gguf"] },
     Subject { files: "gguf", victim: "mxfp4-bf16.gguf", args: &["tokenize", "{}/mxfp4-bf16.gguf", "-i", "Once"] },

@@ -4,5 +4,6 @@ pub mod chat;
 mod chat_template;
 pub mod encoding;
 mod smollm2;
+mod strings;
 pub mod tokenizer_choice;
 mod ways;

@@ -31,11 +31,11 @@ pub fn check_decoding(tokenizer: &Tokenizer, ids: &[u32], text: &[u8]) {
     assert_eq!(written, String::from_utf8_lossy(text));
 }
 
-fn path(name: &str) -> PathBuf {
+pub fn path(name: &str) -> PathBuf {
     repository().join("tests/fixtures/tokenizers").join(name)
 }
 
-fn cases() -> Value {
+pub fn cases() -> Value {
     serde_json::from_slice(&fs::read(path("cases.json")).expect("a fixture")).expect("JSON")
 }
 
@@ -48,7 +48,7 @@ fn ids(way: &Value) -> Vec<Vec<u32>> {
 }
 
 /// A `tokenizer.json` with the small vocabulary.
-fn file_with(cases: &Value, pre_tokenizer: &Value, ignore_merges: &Value) -> Bytes {
+pub fn file_with(cases: &Value, pre_tokenizer: &Value, ignore_merges: &Value) -> Bytes {
     let mut file = json!({
         "added_tokens": cases["added_tokens"],
         "normalizer": null,
@@ -76,7 +76,13 @@ fn every_way_of_splitting_gives_the_ids_that_hugging_face_gives() {
         let [told, named] = [told, named].map(|read| read.unwrap_or_else(|error| panic!("{name}: {error:?}")));
         let ids = ids(way);
         assert!(texts.len() > 40 && ids.len() == texts.len());
-        for (text, ids) in texts.iter().zip(&ids) {
+        // The last text has a byte without a token within a piece: `tokenizers` leaves it out before it merges.
+        let (last, others) = texts.split_last().expect("there are some");
+        assert_eq!(last, "!\u{4}!");
+        for tokenizer in [&told, &named] {
+            assert_eq!(tokenizer.encode(last.as_bytes()).unwrap(), tokenizer.encode(b"!!").unwrap(), "{name}");
+        }
+        for (text, ids) in others.iter().zip(&ids) {
             assert_eq!(&told.encode_with_specials(text.as_bytes()).unwrap(), ids, "{name}: {text:?}");
             assert_eq!(&named.encode_with_specials(text.as_bytes()).unwrap(), ids, "{name}: {text:?}");
             check_decoding(&told, ids, &without(text, &cases["lacking"]));
@@ -104,7 +110,9 @@ fn characters_are_composed_where_the_file_says_so() {
         assert_eq!(ids(&composing, text), ids(&plain, composed), "{text:?}");
         assert_ne!(ids(&plain, text), ids(&plain, composed), "{text:?}");
     }
-    for (text, expected) in texts(&cases).iter().zip(self::ids(qwen2)).filter(|(text, _)| text.is_ascii()) {
+    for (text, expected) in
+        texts(&cases).iter().zip(self::ids(qwen2)).filter(|(text, _)| text.is_ascii() && *text != "!\u{4}!")
+    {
         assert_eq!(ids(&composing, text), expected, "{text:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! Why a chat format cannot be used.
 
+use super::template::markup::MarkupError;
 use crate::chat_template::ChatTemplateError;
 use crate::harmony::HarmonyError;
 use hint::Hint;
@@ -26,6 +27,9 @@ pub enum ChatFormatError {
         /// Those that it lacks.
         names: Vec<&'static str>,
     },
+    /// A file of marks.
+    #[error(transparent)]
+    Markup(#[from] MarkupError),
     /// A template was asked for.
     #[error("the checkpoint has no chat template")]
     NoTemplate,
@@ -79,6 +83,7 @@ impl Hint for ChatFormatError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Harmony(error) => error.hint(),
+            Self::Markup(error) => error.hint(),
             Self::Template(error) => error.hint(),
             Self::OnlyTemplate(ChatTemplateError::Unclear { .. }) => {
                 Some("the template looks for signs that the message has: leave them out".into())

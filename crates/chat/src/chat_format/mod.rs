@@ -9,12 +9,13 @@ pub mod specials;
 mod template;
 
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 pub use error::{ChatFormatError, Untaken};
+pub use template::markup::MarkupError;
 
 use crate::chat_template::ChatTemplate;
 use crate::grammar::{Layout, Thoughts};
@@ -47,6 +48,11 @@ pub trait ChatFormat: Layout {
 
     /// Whether the parser finds calls of tools.
     fn reads_calls(&self) -> bool;
+
+    /// Whether a prompt may end where the model's thoughts have begun.
+    fn opens_thoughts(&self) -> bool {
+        false
+    }
 }
 
 /// All that a prompt is made of.
@@ -211,7 +217,7 @@ pub enum Prompts {
 }
 
 /// What a model has to choose a format by.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Has<'a> {
     pub tokenizer: &'a Tokenizer,
     /// The meanings of its special tokens.
@@ -220,6 +226,18 @@ pub struct Has<'a> {
     pub template: Option<&'a str>,
     /// This program, which renders templates: see [`ChatTemplate::new`].
     pub program: &'a Path,
+    pub besides: Besides<'a>,
+}
+
+/// What the format of a checkpoint's template takes besides it.
+#[derive(Clone, Debug, Default)]
+pub struct Besides<'a> {
+    /// The source of the checkpoint's template for conversations with tools, if that is another.
+    pub tool_template: Option<&'a str>,
+    /// What templates are told where a conversation does not say otherwise.
+    pub words: Map<String, Value>,
+    /// Files that say how models mark thoughts and calls, before those built in.
+    pub marks: Vec<PathBuf>,
 }
 
 /// The format of a model: what a word says, if there is one; else harmony, if the vocabulary has its tokens; else the
@@ -230,8 +248,11 @@ pub struct Has<'a> {
 pub fn choose(word: Option<Word>, prompts: Prompts, has: &Has<'_>) -> Result<Arc<dyn ChatFormat>, ChatFormatError> {
     let compiled = |source: &str| ChatTemplate::new(source, has.program);
     let template = |source: &str| -> Result<Arc<dyn ChatFormat>, ChatFormatError> {
+        let besides = has.besides.clone();
         let template = compiled(source).map_err(ChatFormatError::OnlyTemplate)?;
-        Ok(Arc::new(template::TemplateFormat::new(template, has.tokenizer.clone(), has.specials.clone())))
+        let for_tools = besides.tool_template.map(compiled).transpose().map_err(ChatFormatError::OnlyTemplate)?;
+        let (tokenizer, specials) = (has.tokenizer.clone(), has.specials.clone());
+        Ok(Arc::new(template::TemplateFormat::new(template, for_tools, besides, tokenizer, specials)?))
     };
     let found = match (word, has.template) {
         (Some(Word::Template), source) => return template(source.ok_or(ChatFormatError::NoTemplate)?),

@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::harmony::{Harmony, end_ids};
 use hint::Hint;
 use model::checkpoint::gguf::Gguf;
+use model::checkpoint::gguf::model::GgufTokenizer;
 use model::checkpoint::gguf::value::Value as GgufValue;
 use model::checkpoint::{Checkpoint, CheckpointError, TokenizerSource};
 use model::tokenizer::Tokenizer;
@@ -63,56 +64,73 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 const GGUF_ENDS: [&str; 3] =
     ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
+const GGUF_BEGIN: &str = "tokenizer.ggml.bos_token_id";
+
 /// Where a folder of Hugging Face's says it: the first that does.
 const FOLDER_ENDS: [&str; 2] = ["generation_config.json", "config.json"];
 
 /// The ways of splitting text (`tokenizer.ggml.pre`) whose texts llama.cpp begins with that token where a GGUF file
 /// says nothing of it.
-const GGUF_BEGINS: [&str; 2] = ["llama-bpe", "tekken"];
+const GGUF_BEGINS: [&str; 4] = ["llama-bpe", "llama3", "llama-v3", "tekken"];
 
-/// The token that a checkpoint's own tokenizer puts before every text, if it puts one there.
+/// Texts of SentencePiece's begin with it, too; these are the ids where a file says none.
+const SENTENCEPIECE_BEGIN: u32 = 1;
+const SENTENCEPIECE_END: u32 = 2;
+
+/// Names of tokens that end a turn or a text wherever a GGUF file has them, as in llama.cpp: many files say one alone.
+const GGUF_END_NAMES: [&str; 6] =
+    ["<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>"];
+
+/// The tokens that a checkpoint's own tokenizer puts before every text: one, mostly, or none.
 ///
 /// # Errors
 /// A file cannot be read, or says what cannot be.
-pub fn begin_of_texts(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Option<u32>, SpecialsError> {
-    let begin = match (&checkpoint.origin.tokenizer, checkpoint.origin.files.first()) {
-        (Some(TokenizerSource::Gguf(_)), Some(file)) => gguf_begin(file)?,
+pub fn begin_of_texts(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Vec<u32>, SpecialsError> {
+    let mut begin = match (&checkpoint.origin.tokenizer, checkpoint.origin.files.first()) {
+        (Some(TokenizerSource::Gguf(kind)), Some(file)) => gguf_begin(file, kind)?.into_iter().collect(),
         (Some(TokenizerSource::File(file)), _) => folder_begin(file, tokenizer)?,
-        _ => None,
+        _ => Vec::new(),
     };
-    Ok(begin.filter(|&id| (id as usize) < tokenizer.vocab_size()))
+    begin.retain(|&id| (id as usize) < tokenizer.vocab_size());
+    Ok(begin)
 }
 
-fn gguf_begin(path: &Path) -> Result<Option<u32>, SpecialsError> {
+fn gguf_begin(path: &Path, kind: &GgufTokenizer) -> Result<Option<u32>, SpecialsError> {
     let Some(file) = Gguf::open(path)? else { return Ok(None) };
     let begins = match (file.metadata.get("tokenizer.ggml.add_bos_token"), file.metadata.get("tokenizer.ggml.pre")) {
         (Some(GgufValue::Bool(begins)), _) => *begins,
+        _ if kind.is_sentencepiece() => true,
         (_, Some(GgufValue::Text(pre))) => GGUF_BEGINS.contains(&pre.as_str()),
         _ => false,
     };
-    if begins { gguf_id(&file, path, "tokenizer.ggml.bos_token_id") } else { Ok(None) }
+    let usual = kind.is_sentencepiece().then_some(SENTENCEPIECE_BEGIN);
+    if begins { Ok(gguf_id(&file, path, GGUF_BEGIN)?.or(usual)) } else { Ok(None) }
 }
 
 /// Of a folder with a `tokenizer.json`: `tokenizer_config.json` decides, then what is done after encoding.
-fn folder_begin(tokenizer_json: &Path, tokenizer: &Tokenizer) -> Result<Option<u32>, SpecialsError> {
+fn folder_begin(tokenizer_json: &Path, tokenizer: &Tokenizer) -> Result<Vec<u32>, SpecialsError> {
     let path = tokenizer_json.with_file_name("tokenizer_config.json");
     let object = json(&path)?.unwrap_or_default();
     if object["add_bos_token"] == true {
         let named = name(&path, "bos_token", &object["bos_token"])?;
         let ids = named.and_then(|name| tokenizer.encode_with_specials(name.as_bytes()).ok());
-        return Ok(ids.filter(|ids| ids.len() == 1).map(|ids| ids[0]));
+        return Ok(ids.filter(|ids| ids.len() == 1).unwrap_or_default());
     }
     let is_json = tokenizer_json.extension().is_some_and(|extension| extension == "json");
     if object["add_bos_token"] == false || !is_json {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     let file = json(tokenizer_json)?.unwrap_or_default();
     let of_sequence = file["post_processor"]["processors"].as_array().into_iter().flatten();
     let template = of_sequence.chain([&file["post_processor"]]).find(|step| step["type"] == "TemplateProcessing");
-    let Some(template) = template else { return Ok(None) };
-    let Some(first) = template["single"][0]["SpecialToken"]["id"].as_str() else { return Ok(None) };
-    let found = ids(tokenizer_json, "post_processor.special_tokens.ids", &template["special_tokens"][first]["ids"])?;
-    Ok(found.first().copied())
+    let Some(template) = template else { return Ok(Vec::new()) };
+    let mut begin = Vec::new();
+    let before = template["single"].as_array().into_iter().flatten();
+    for name in before.map_while(|step| step["SpecialToken"]["id"].as_str()) {
+        let of_name = &template["special_tokens"][name]["ids"];
+        begin.extend(ids(tokenizer_json, "post_processor.special_tokens.ids", of_name)?);
+    }
+    Ok(begin)
 }
 
 impl Specials {
@@ -135,7 +153,7 @@ impl Specials {
         }
         let is_in_folder = file.extension().is_some_and(|extension| extension == "safetensors");
         let mut specials = match &checkpoint.origin.tokenizer {
-            Some(TokenizerSource::Gguf(_)) => Self::of_gguf(file, tokenizer)?,
+            Some(TokenizerSource::Gguf(kind)) => Self::of_gguf(file, kind, tokenizer)?,
             _ if is_in_folder => Self::of_folder(file.parent().unwrap_or(Path::new(".")))?,
             _ => return Ok(by_name),
         };
@@ -147,18 +165,28 @@ impl Specials {
         Ok(specials)
     }
 
-    fn of_gguf(path: &Path, tokenizer: &Tokenizer) -> Result<Self, SpecialsError> {
+    fn of_gguf(path: &Path, kind: &GgufTokenizer, tokenizer: &Tokenizer) -> Result<Self, SpecialsError> {
         let Some(file) = Gguf::open(path)? else { return Ok(Self::of_names(tokenizer)) };
         let id = |key: &'static str| gguf_id(&file, path, key);
         let mut ends = Vec::new();
         for key in GGUF_ENDS {
             ends.extend(id(key)?.filter(|id| !ends.contains(id)));
         }
+        let (mut bos, mut eos) = (id(GGUF_BEGIN)?, id(GGUF_ENDS[0])?);
+        if kind.is_sentencepiece() {
+            (bos, eos) = (bos.or(Some(SENTENCEPIECE_BEGIN)), eos.or(Some(SENTENCEPIECE_END)));
+        }
+        let named = GGUF_END_NAMES.into_iter().filter_map(|name| tokenizer.special(name));
+        for id in eos.into_iter().chain(named) {
+            if !ends.contains(&id) {
+                ends.push(id);
+            }
+        }
         let name = |id: Option<u32>| {
             let name = id.and_then(|id| tokenizer.decode(id).ok());
             name.map(|name| String::from_utf8_lossy(name).into_owned())
         };
-        Ok(Self { ends, bos: name(id("tokenizer.ggml.bos_token_id")?), eos: name(id(GGUF_ENDS[0])?) })
+        Ok(Self { ends, bos: name(bos), eos: name(eos) })
     }
 
     fn of_folder(folder: &Path) -> Result<Self, SpecialsError> {

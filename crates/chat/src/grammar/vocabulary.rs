@@ -10,7 +10,7 @@ use model::tokenizer::Tokenizer;
 /// A longer token is never allowed: tries have a byte for lengths.
 const MAX_TOKEN_LENGTH: usize = 255;
 
-/// The vocabulary as a trie, and the tokenizer.
+/// The vocabulary as a trie, and the tokenizer, for texts within an answer.
 struct Environment {
     tokenizer: Tokenizer,
     trie: TokTrie,
@@ -40,7 +40,7 @@ pub(super) fn factory(tokenizer: &Tokenizer) -> Result<ParserFactory, String> {
     let mut words: Vec<Vec<u8>> = (0..end).map(|id| word(tokenizer, id)).collect();
     words.push(special(b"<|end of the grammar|>"));
     let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
-    let environment: TokEnv = Arc::new(Environment { tokenizer: tokenizer.clone(), trie });
+    let environment: TokEnv = Arc::new(Environment { tokenizer: tokenizer.within_text(), trie });
     let slices = llguidance::earley::SlicedBiasComputer::general_slices();
     let mut factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices)
         .map_err(|error| error.to_string())?;

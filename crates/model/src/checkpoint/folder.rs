@@ -23,6 +23,9 @@ const INDEX: &str = "model.safetensors.index.json";
 const ORIGINAL: &str = "original";
 const TOKENIZER: &str = "tokenizer.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
+
+/// Where Hugging Face's libraries write the one for conversations with tools.
+const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
 /// Where older snapshots have the template.
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
@@ -175,8 +178,9 @@ impl Files {
             map(path)?; // what is named and not there is not to be replaced by the built-in one
         }
         let tokenizer = tokenizer.map(TokenizerSource::File);
-        let chat_template = chat_template(folder)?;
-        let origin = CheckpointOrigin { files: self.paths, total_bytes: self.total_bytes, tokenizer, chat_template };
+        let (chat_template, tool_template) = chat_templates(folder)?;
+        let (files, total_bytes) = (self.paths, self.total_bytes);
+        let origin = CheckpointOrigin { files, total_bytes, tokenizer, chat_template, tool_template };
         Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
     }
 }
@@ -251,8 +255,8 @@ struct Index {
     weight_map: JsonEntries<String>,
 }
 
-/// The folder's chat template, if it has one.
-fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
+/// The folder's chat template, and that for conversations with tools, if it has any.
+fn chat_templates(folder: &Path) -> Result<(Option<String>, Option<String>), CheckpointError> {
     let read = |name| {
         let path = folder.join(name);
         let there = download::is_named(&path).then(|| map(&path)).transpose()?;
@@ -262,13 +266,23 @@ fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
             there => Ok(there.map(|bytes| (path, bytes))),
         }
     };
-    if let Some((path, bytes)) = read(CHAT_TEMPLATE)? {
+    let text = |(path, bytes): (PathBuf, Bytes)| {
         let text = String::from_utf8(bytes.to_vec()).map_err(|_| FolderError::TemplateNotText);
-        return in_file(&path, text).map(Some);
+        in_file(&path, text)
+    };
+    if let Some(usual) = read(CHAT_TEMPLATE)? {
+        return Ok((Some(text(usual)?), read(TOOL_TEMPLATE)?.map(text).transpose()?));
     }
-    let Some((path, bytes)) = read(TOKENIZER_CONFIG)? else { return Ok(None) };
+    let Some((path, bytes)) = read(TOKENIZER_CONFIG)? else { return Ok((None, None)) };
     let config: TokenizerConfig = in_file(&path, serde_json::from_slice(&bytes).map_err(FolderError::TokenizerConfig))?;
-    Ok(config.chat_template.and_then(ChatTemplates::into_default))
+    Ok(match config.chat_template {
+        None => (None, None),
+        Some(ChatTemplates::One(template)) => (Some(template), None),
+        Some(ChatTemplates::Named(all)) => {
+            let named = |name: &str| all.iter().find(|one| one.name == name).map(|one| one.template.clone());
+            (named("default"), named("tool_use"))
+        }
+    })
 }
 
 /// What is looked for in a `tokenizer_config.json`.
@@ -289,15 +303,6 @@ enum ChatTemplates {
 struct NamedTemplate {
     name: String,
     template: String,
-}
-
-impl ChatTemplates {
-    fn into_default(self) -> Option<String> {
-        match self {
-            Self::One(template) => Some(template),
-            Self::Named(all) => all.into_iter().find(|one| one.name == "default").map(|one| one.template),
-        }
-    }
 }
 
 fn map(path: &Path) -> Result<Bytes, CheckpointError> {
@@ -344,7 +349,8 @@ mod tests {
     fn a_chat_template_is_a_file_or_in_the_tokenizers_configuration() {
         let folder = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &[u8]| fs::write(folder.path().join(name), text).unwrap();
-        let found = || chat_template(folder.path());
+        let both = || chat_templates(folder.path());
+        let found = || both().map(|(usual, _)| usual);
         assert_eq!(found().unwrap(), None);
         write(TOKENIZER_CONFIG, br#"{ "eos_token": "x" }"#);
         assert_eq!(found().unwrap(), None);
@@ -353,10 +359,16 @@ mod tests {
             br#"{ "chat_template": [{ "name": "tools", "template": "a" }, { "name": "default", "template": "b" }] }"#,
         );
         assert_eq!(found().unwrap().as_deref(), Some("b"));
+        let list = br#"{ "chat_template": [{ "name": "default", "template": "b" }, { "name": "tool_use", "template": "t" }] }"#;
+        write(TOKENIZER_CONFIG, list);
+        assert_eq!(both().unwrap(), (Some("b".into()), Some("t".into())));
         write(TOKENIZER_CONFIG, br#"{ "chat_template": "c" }"#);
         assert_eq!(found().unwrap().as_deref(), Some("c"));
         write(CHAT_TEMPLATE, b"d");
         assert_eq!(found().unwrap().as_deref(), Some("d"));
+        fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        write(TOOL_TEMPLATE, b"e");
+        assert_eq!(both().unwrap(), (Some("d".into()), Some("e".into())));
         write(CHAT_TEMPLATE, b"\xff");
         assert!(found().unwrap_err().to_string().contains(CHAT_TEMPLATE));
         write(CHAT_TEMPLATE, &vec![b' '; MAX_TEMPLATE_BYTES + 1]);

@@ -81,6 +81,8 @@ pub struct CheckpointOrigin {
     pub tokenizer: Option<TokenizerSource>,
     /// The source of the chat template that comes with it.
     pub chat_template: Option<String>,
+    /// That for conversations with tools, if it has one of its own.
+    pub tool_template: Option<String>,
 }
 
 /// A tokenizer that comes with a checkpoint.
@@ -89,7 +91,7 @@ pub enum TokenizerSource {
     /// A `tokenizer.json`, or beside a `.bin` file a `tokenizer.bin`.
     File(PathBuf),
     /// Keys of a GGUF file.
-    Gguf(GgufTokenizer),
+    Gguf(Box<GgufTokenizer>),
 }
 
 /// One weight.

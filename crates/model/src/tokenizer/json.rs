@@ -1,4 +1,4 @@
-//! Hugging Face's `tokenizer.json`, of which byte-level BPE is read.
+//! Hugging Face's `tokenizer.json`, of which BPE is read: of bytes, as GPT-2 has it, and SentencePiece's.
 
 use std::fmt;
 
@@ -8,30 +8,32 @@ use serde_json::Value;
 
 use system::json_entries::JsonEntries;
 
-use super::bpe::{BpeError, SpelledBpe, pair};
+use super::Way;
+use super::bpe::{BpeError, SpelledBpe, Spelling, UnknownToken, pair};
+use super::pieces::{Pieces, Prefix};
 use super::split::{GPT2, Split};
 
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
 
 /// Reads a file: its lists, its way of splitting unless another was chosen, and whether it composes characters before.
-pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Split, bool), BpeError> {
+pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Way, bool), BpeError> {
     if bytes.len() > MAX_BYTES {
         return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES });
     }
     let file: File = serde_json::from_slice(bytes).map_err(BpeError::Json)?;
     file.model.check()?;
-    let composes = match &file.normalizer {
-        Some(normalizer) if normalizer["type"] == "NFC" => true,
-        Some(normalizer) if !is_empty(normalizer) => {
-            return Err(unsupported("normalizer", "null or NFC", normalizer));
-        }
-        _ => false,
+    let normalizer = Normalizer::read(&file.normalizer)?;
+    let way = match (pieces(&normalizer, &file)?, split) {
+        (Some(_), Some(_)) => return Err(BpeError::NoWords),
+        (Some(pieces), None) => Way::Pieces(pieces),
+        (None, Some(split)) => Way::Words(split),
+        (None, None) => Way::Words(split_of_pre_tokenizer(&file.pre_tokenizer)?),
     };
-    let split = match split {
-        Some(split) => split,
-        None => split_of_pre_tokenizer(&file.pre_tokenizer)?,
-    };
+    let is_text = matches!(way, Way::Pieces(_));
+    if file.model.byte_fallback && !is_text {
+        return Err(unsupported("model.byte_fallback", "false where bytes are characters", &Value::from(true)));
+    }
     for token in &file.added_tokens {
         if token.lstrip || token.rstrip || token.single_word {
             let expected = "tokens without `lstrip`, `rstrip` and `single_word`";
@@ -44,6 +46,10 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
     });
     let (special, others): (Vec<Added>, _) = file.added_tokens.into_iter().partition(|token| token.special);
     let added = |list: Vec<Added>| list.into_iter().map(|token| (token.content, token.id)).collect();
+    let unknown = file.model.unk_token.and_then(|name| {
+        let id = file.model.vocab.0.iter().find(|(text, _)| *text == name)?.1;
+        Some(UnknownToken { id, fuses: file.model.fuse_unk })
+    });
     let spelled = SpelledBpe {
         tokens: file.model.vocab.0,
         added: added(special),
@@ -51,32 +57,93 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
         unused: Vec::new(),
         merges: merges.collect::<Result<_, _>>()?,
         ignore_merges: file.model.ignore_merges,
+        spelling: if is_text { Spelling::Text } else { Spelling::Bytes },
+        scores: None,
+        unknown,
+        leaves_out_first: true,
     };
-    match file.model.unk_token {
-        Some(unknown) if spelled.lacks_a_byte() => {
-            Err(unsupported("model.unk_token", "null where a byte has no token", &Value::from(unknown)))
-        }
-        _ => Ok((spelled, split, composes)),
-    }
+    Ok((spelled, way, normalizer.composes))
 }
 
 fn unsupported(key: &'static str, expected: &'static str, found: &Value) -> BpeError {
     BpeError::Unsupported { key, expected, found: found.to_string().chars().take(200).collect() }
 }
 
-/// A sequence of nothing.
-fn is_empty(step: &Value) -> bool {
-    step["type"] == "Sequence"
-        && step.as_object().is_some_and(|step| step.values().any(|list| *list == Value::from([(); 0])))
+/// The steps of a part that may be one step, or a sequence of them under this name.
+fn steps<'a>(part: &'a Value, name: &str) -> &'a [Value] {
+    match part[name].as_array() {
+        Some(steps) if part["type"] == "Sequence" => steps,
+        _ if part.is_null() => &[],
+        _ => std::slice::from_ref(part),
+    }
+}
+
+/// What is done to text before it is split.
+#[derive(Default)]
+struct Normalizer {
+    composes: bool,
+    /// Whether a blank is put before it, as SentencePiece writes blanks.
+    puts_blank: bool,
+    /// Whether blanks are written so.
+    writes_blanks: bool,
+}
+
+impl Normalizer {
+    fn read(part: &Option<Value>) -> Result<Self, BpeError> {
+        let mut read = Self::default();
+        for step in part.iter().flat_map(|part| steps(part, "normalizers")) {
+            let is_blank = |key: &str| step[key] == "\u{2581}";
+            match step["type"].as_str() {
+                Some("NFC") => read.composes = true,
+                Some("Prepend") if is_blank("prepend") => read.puts_blank = true,
+                Some("Replace") if step["pattern"]["String"] == " " && is_blank("content") => read.writes_blanks = true,
+                _ => return Err(unsupported("normalizer", "null, NFC, or what writes blanks as U+2581", step)),
+            }
+        }
+        Ok(read)
+    }
+}
+
+/// How a file splits that writes blanks as SentencePiece does; none for others.
+fn pieces(normalizer: &Normalizer, file: &File) -> Result<Option<Pieces>, BpeError> {
+    let mut pieces = Pieces::default();
+    if normalizer.puts_blank {
+        pieces.prefix = Prefix::Each;
+    }
+    let mut writes_blanks = normalizer.writes_blanks;
+    for step in steps(&file.pre_tokenizer, "pretokenizers") {
+        match step["type"].as_str() {
+            Some("Metaspace") if step["replacement"] == "\u{2581}" && !normalizer.puts_blank => {
+                pieces.prefix = match (step["prepend_scheme"].as_str(), step["add_prefix_space"].as_bool()) {
+                    (Some("first"), _) => Prefix::First,
+                    (Some("never"), _) | (None, Some(false)) => Prefix::Never,
+                    _ => Prefix::Each,
+                };
+                pieces.only_where_none_is = true;
+                pieces.splits = step["split"].as_bool().unwrap_or(true);
+                writes_blanks = true;
+            }
+            // No blank is left by then.
+            Some("Split") if normalizer.writes_blanks && step["pattern"]["String"] == " " => {}
+            _ if writes_blanks => return Err(unsupported("pre_tokenizer", "null or `Metaspace`", &file.pre_tokenizer)),
+            _ => return Ok(None),
+        }
+    }
+    if !writes_blanks {
+        return Ok(None);
+    }
+    let is_stripping = |step: &Value| match step["type"].as_str() {
+        Some("Strip") => step["content"] == " " && step["start"].as_u64().is_some_and(|n| n > 0),
+        Some("Metaspace") => step["prepend_scheme"] != "never" && step["add_prefix_space"] != false,
+        _ => false,
+    };
+    pieces.strips = steps(&file.decoder, "decoders").iter().any(is_stripping);
+    Ok(Some(pieces))
 }
 
 /// A known pattern, then bytes as characters; or these with GPT-2's pattern, behind digits that are alone or not.
 fn split_of_pre_tokenizer(pre_tokenizer: &Value) -> Result<Split, BpeError> {
-    let steps = match pre_tokenizer["pretokenizers"].as_array() {
-        Some(steps) if pre_tokenizer["type"] == "Sequence" => steps.as_slice(),
-        _ => std::slice::from_ref(pre_tokenizer),
-    };
-    let known = match steps {
+    let known = match steps(pre_tokenizer, "pretokenizers") {
         [split, bytes] if has_bytes(bytes, false) => pattern(split).and_then(|of| Split::of_pattern(of, false)),
         [digits, bytes] if has_bytes(bytes, true) && are_alone(digits) => Split::of_pattern(GPT2, true),
         [bytes] if has_bytes(bytes, true) => Split::of_pattern(GPT2, false),
@@ -115,6 +182,8 @@ struct File {
     normalizer: Option<Value>,
     #[serde(default)]
     pre_tokenizer: Value,
+    #[serde(default)]
+    decoder: Value,
     model: Model,
 }
 
@@ -144,6 +213,8 @@ struct Model {
     #[serde(default)]
     unk_token: Option<String>,
     #[serde(default)]
+    fuse_unk: bool,
+    #[serde(default)]
     byte_fallback: bool,
     #[serde(default)]
     dropout: Option<f64>,
@@ -160,7 +231,6 @@ impl Model {
         let refused = |key, expected, found| Err(BpeError::Unsupported { key, expected, found });
         match self {
             Self { kind: Some(kind), .. } if kind != "BPE" => refused("model.type", "\"BPE\"", format!("{kind:?}")),
-            Self { byte_fallback: true, .. } => refused("model.byte_fallback", "false", "true".into()),
             Self { dropout: Some(dropout), .. } if *dropout > 0.0 => {
                 refused("model.dropout", "null", dropout.to_string())
             }

@@ -31,13 +31,13 @@ pub(super) fn encode_piece<E>(
     ids: &mut Vec<u32>,
     check: impl Fn(usize) -> Result<(), E>,
 ) -> Result<(), E> {
-    let id = |part: &[u8]| vocabulary.id(part).or(Some(UNKNOWN));
-    encode(vocabulary, piece, id, ids, check)
+    let take = |part: &[u8], ids: &mut Vec<u32>| ids.push(vocabulary.id(part).unwrap_or(UNKNOWN));
+    encode(vocabulary, piece, take, ids, check)
 }
 
 /// Encodes a word as OpenAI does: a word that is a token is that token (unless a list of merges says that it is not
 /// so). A byte without a token of its own is given the token `<0xHH>`: in a `tokenizer.bin` the NUL byte is stored so.
-/// Without that either, it is left out where merges are listed. `check` is asked between windows of a long one.
+/// Without that either, it is the unknown token, or left out. `check` is asked between windows of a long one.
 pub(super) fn encode_word<E>(
     vocabulary: &Vocabulary,
     word: &str,
@@ -49,25 +49,40 @@ pub(super) fn encode_word<E>(
         ids.push(id);
         return check(ids.len());
     }
-    let unknown = (!vocabulary.lists_merges()).then_some(UNKNOWN);
-    let id = |part: &[u8]| {
-        let byte_token = || vocabulary.byte_token(*part.first()?).filter(|_| part.len() == 1);
-        vocabulary.id(part).or_else(byte_token).or(unknown)
+    let fallback = vocabulary.fallback();
+    let unknown = if vocabulary.lists_merges() { fallback.unknown } else { Some(UNKNOWN) };
+    let n_before = ids.len();
+    let take = |part: &[u8], ids: &mut Vec<u32>| {
+        if let Some(id) = vocabulary.id(part) {
+            return ids.push(id);
+        }
+        let n_known = ids.len();
+        ids.extend(part.iter().map_while(|&byte| vocabulary.byte_token(byte)));
+        if ids.len() - n_known < part.len() {
+            ids.truncate(n_known);
+            let is_fused = fallback.fuses && n_known > n_before && ids.last().copied() == unknown;
+            ids.extend(unknown.filter(|_| !is_fused));
+        }
     };
-    encode(vocabulary, word, id, ids, check)
+    let is_lacked = |byte: &u8| vocabulary.id(&[*byte]).is_none();
+    if fallback.is_first && !fallback.of_characters && word.iter().any(is_lacked) {
+        let known: Vec<u8> = word.iter().copied().filter(|byte| !is_lacked(byte)).collect();
+        return encode(vocabulary, &known, take, ids, check);
+    }
+    encode(vocabulary, word, take, ids, check)
 }
 
 fn encode<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],
-    id: impl Fn(&[u8]) -> Option<u32>,
+    take: impl Fn(&[u8], &mut Vec<u32>),
     ids: &mut Vec<u32>,
     check: impl Fn(usize) -> Result<(), E>,
 ) -> Result<(), E> {
     let n_before = ids.len();
     let mut window = WINDOW.max(WINDOW_TOKENS * vocabulary.max_token_length());
     while piece.len() > window {
-        if encode_windows(vocabulary, piece, window, &id, ids, &check)? {
+        if encode_windows(vocabulary, piece, window, &take, ids, &check)? {
             return Ok(());
         }
         ids.truncate(n_before);
@@ -75,7 +90,7 @@ fn encode<E>(
     }
     let mut start = 0;
     for end in merged(vocabulary, piece) {
-        ids.extend(id(&piece[start..end]));
+        take(&piece[start..end], ids);
         start = end;
     }
     check(ids.len())
@@ -87,7 +102,7 @@ fn encode_windows<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],
     window: usize,
-    id: &impl Fn(&[u8]) -> Option<u32>,
+    take: &impl Fn(&[u8], &mut Vec<u32>),
     ids: &mut Vec<u32>,
     check: &impl Fn(usize) -> Result<(), E>,
 ) -> Result<bool, E> {
@@ -97,7 +112,7 @@ fn encode_windows<E>(
     let (mut apart, mut last): (_, &[u8]) = ((&[][..], &[][..]), &[]);
     let mut from = 0;
     loop {
-        let here = &piece[from..piece.len().min(from + window)];
+        let here = &piece[from..end_of_window(vocabulary, piece, from + window)];
         let is_last = from + here.len() == piece.len();
         // Of a character that is repeated, all windows are alike.
         if here != bytes {
@@ -114,7 +129,7 @@ fn encode_windows<E>(
         let mut start = 0;
         for &end in ends.iter().take_while(|&&end| end <= most) {
             last = &here[start..end];
-            ids.extend(id(last));
+            take(last, ids);
             start = end;
         }
         check(ids.len())?;
@@ -125,6 +140,21 @@ fn encode_windows<E>(
     }
 }
 
+/// Where a window ends that would end at a byte: at a character's end, where merging begins with characters.
+fn end_of_window(vocabulary: &Vocabulary, piece: &[u8], mut end: usize) -> usize {
+    let is_within =
+        |end: usize| vocabulary.fallback().of_characters && piece.get(end).is_some_and(|byte| goes_on(*byte));
+    while is_within(end) {
+        end -= 1;
+    }
+    piece.len().min(end)
+}
+
+/// Whether a byte is within a character of UTF-8.
+fn goes_on(byte: u8) -> bool {
+    byte & 0xc0 == 0x80
+}
+
 /// Whether two parts, merged alone, stay two.
 fn are_apart(vocabulary: &Vocabulary, left: &[u8], right: &[u8]) -> bool {
     let both = [left, right].concat();
@@ -133,7 +163,8 @@ fn are_apart(vocabulary: &Vocabulary, left: &[u8], right: &[u8]) -> bool {
 
 /// Merges a piece: the ends of its parts, from left to right.
 fn merged(vocabulary: &Vocabulary, piece: &[u8]) -> Vec<usize> {
-    let mut parts = Parts::of_bytes(piece.len());
+    let mut parts =
+        if vocabulary.fallback().of_characters { Parts::of_characters(piece) } else { Parts::of_bytes(piece.len()) };
     let candidate = |parts: &Parts, left: usize| {
         let end = parts.end_of_pair(left)?;
         let rank = vocabulary.merge_rank(&piece[left..end], parts.end[left] - left)?;
@@ -192,6 +223,20 @@ struct Parts {
 impl Parts {
     fn of_bytes(len: usize) -> Self {
         Self { end: (1..=len).collect(), before: (0..len).map(|start| start.wrapping_sub(1)).collect() }
+    }
+
+    fn of_characters(piece: &[u8]) -> Self {
+        let mut parts = Self { end: vec![0; piece.len()], before: vec![usize::MAX; piece.len()] };
+        let mut start = 0;
+        for character in piece.chunk_by(|_, next| goes_on(*next)) {
+            let end = start + character.len();
+            parts.end[start] = end;
+            if let Some(before) = parts.before.get_mut(end) {
+                *before = start;
+            }
+            start = end;
+        }
+        parts
     }
 
     /// Where the part after the one at `left` ends; `None` if either of them is not there.
@@ -285,8 +330,8 @@ mod tests {
         ) {
             let vocabulary = vocabulary(&tokens, 6);
             let (piece, mut ids) = (piece.as_bytes(), Vec::new());
-            let id = |part: &[u8]| vocabulary.id(part).or(Some(UNKNOWN));
-            if encode_windows(&vocabulary, piece, window, &id, &mut ids, &endless).unwrap() {
+            let take = |part: &[u8], ids: &mut Vec<u32>| ids.push(vocabulary.id(part).unwrap_or(UNKNOWN));
+            if encode_windows(&vocabulary, piece, window, &take, &mut ids, &endless).unwrap() {
                 prop_assert_eq!(ids, literal(&tokens, 6, piece));
             }
         }
@@ -318,7 +363,8 @@ mod tests {
         assert!(walk.len() > 2 * WINDOW && walk.len() % 2 == 1);
 
         let id = |part: &[u8]| vocabulary.id(part);
-        let fits = |piece: &[u8]| encode_windows(&vocabulary, piece, WINDOW, &id, &mut Vec::new(), &endless).unwrap();
+        let take = |part: &[u8], ids: &mut Vec<u32>| ids.extend(id(part));
+        let fits = |piece: &[u8]| encode_windows(&vocabulary, piece, WINDOW, &take, &mut Vec::new(), &endless).unwrap();
         assert!(!fits(&walk) && fits(&walk[1..]));
         let mut ids = Vec::new();
         encode_piece(&vocabulary, &walk, &mut ids, endless).unwrap();

@@ -1,7 +1,8 @@
 //! Text to token ids and back.
 //!
-//! A [`Tokenizer`] is a `vocabulary` and a way of splitting text into pieces ([`split`]), each of which is merged
-//! on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's `tokenizer.bin` (`seeds`), a
+//! A [`Tokenizer`] is a `vocabulary` and a way of splitting text into pieces ([`split`], or [`pieces`] where it is
+//! hardly split), each of which is merged on its own by byte-pair encoding (`merge`). The vocabulary is gpt-oss-amd's
+//! `tokenizer.bin` (`seeds`), a
 //! checkpoint's own ([`bpe`], which `json` reads from a `tokenizer.json`), or OpenAI's `o200k_harmony`, which is built
 //! in (`o200k`). [`stream`] turns tokens that arrive one by one into text.
 
@@ -11,6 +12,7 @@ mod json;
 pub mod limit;
 mod merge;
 mod o200k;
+pub mod pieces;
 mod seeds;
 pub mod split;
 pub mod stream;
@@ -30,16 +32,39 @@ use bpe::BpeError;
 use unicode_normalization::{IsNormalized, UnicodeNormalization, is_nfc_quick};
 
 use limit::Limit;
+use pieces::{Pieces, Prefix};
 use split::Split;
+use stream::TextStream;
 use vocabulary::Vocabulary;
 
 /// Encodes and decodes. Cheap to clone: copies share the vocabulary.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
     vocabulary: Arc<Vocabulary>,
-    split: Split,
+    way: Way,
     /// Whether characters are composed (Unicode's NFC) before text is split.
     composes: bool,
+    /// The tokens that prompts begin with.
+    begin: Arc<[u32]>,
+}
+
+/// What of a text is merged on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Words(Split),
+    Pieces(Pieces),
+}
+
+impl From<Split> for Way {
+    fn from(split: Split) -> Self {
+        Self::Words(split)
+    }
+}
+
+impl From<Pieces> for Way {
+    fn from(pieces: Pieces) -> Self {
+        Self::Pieces(pieces)
+    }
 }
 
 /// Why text or ids could not be converted, or a tokenizer not be read.
@@ -113,7 +138,7 @@ pub enum TokenizerError {
     /// Git's pointer to it.
     #[error(transparent)]
     Pointer(#[from] Pointer),
-    /// What is wrong with a byte-level BPE tokenizer: a `tokenizer.json`, or a GGUF file's.
+    /// What is wrong with a BPE tokenizer: a `tokenizer.json`, or a GGUF file's.
     #[error(transparent)]
     Bpe(#[from] BpeError),
     /// The tokenizer can give ids that the model does not have.
@@ -168,8 +193,8 @@ impl Hint for TokenizerError {
 }
 
 impl Tokenizer {
-    fn new(vocabulary: impl Into<Arc<Vocabulary>>, split: Split) -> Self {
-        Self { vocabulary: vocabulary.into(), split, composes: false }
+    fn new(vocabulary: impl Into<Arc<Vocabulary>>, way: impl Into<Way>) -> Self {
+        Self { vocabulary: vocabulary.into(), way: way.into(), composes: false, begin: Arc::default() }
     }
 
     /// OpenAI's vocabulary for gpt-oss, split as OpenAI does. It is unpacked on first use in a process, which takes a
@@ -202,8 +227,8 @@ impl Tokenizer {
     /// # Errors
     /// [`TokenizerError::Bpe`].
     pub fn from_json(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
-        let (spelled, split, composes) = json::read(&bytes, split)?;
-        Ok(Self { composes, ..Self::from_spelled(spelled, vocab_size, split)? })
+        let (spelled, way, composes) = json::read(&bytes, split)?;
+        Ok(Self { composes, ..Self::from_spelled(spelled, vocab_size, way)? })
     }
 
     /// Reads a `tokenizer.bin`, as [`Self::from_file`] does.
@@ -216,7 +241,31 @@ impl Tokenizer {
 
     /// The same vocabulary with another way of splitting.
     pub fn with_split(&self, split: Split) -> Self {
-        Self { split, ..self.clone() }
+        Self { way: split.into(), ..self.clone() }
+    }
+
+    /// The same, for texts that go on behind others: no blank is put before them.
+    pub fn within_text(&self) -> Self {
+        let way = match self.way {
+            Way::Pieces(pieces) => Way::Pieces(Pieces { prefix: Prefix::Never, strips: false, ..pieces }),
+            words => words,
+        };
+        Self { way, ..self.clone() }
+    }
+
+    /// The same, for a model whose prompts begin with these tokens, where they are texts.
+    pub fn with_begin(self, begin: Vec<u32>) -> Self {
+        Self { begin: begin.into(), ..self }
+    }
+
+    /// A text's ids behind the tokens that prompts begin with, unless they are there already.
+    pub fn begun(&self, ids: Vec<u32>) -> Vec<u32> {
+        if ids.starts_with(&self.begin) { ids } else { [&self.begin, &ids[..]].concat() }
+    }
+
+    /// How many tokens of a prompt are those that prompts begin with.
+    pub fn n_begun(&self, prompt: &[u32]) -> usize {
+        if prompt.starts_with(&self.begin) { self.begin.len() } else { 0 }
     }
 
     /// Number of tokens, specials and reserved ones included.
@@ -240,8 +289,8 @@ impl Tokenizer {
     /// The result has any length: gpt-oss-amd cuts it to the model's `initial_context_length`, which is the caller's
     /// to do if it wants the same. With [`Split::Seeds`] the text is any bytes, ends at the first NUL, and bytes that
     /// no token covers become id 0, all as in gpt-oss-amd. With the others, bytes that no token of a [`bpe`] vocabulary
-    /// covers are left out when all else is merged, as llama.cpp does. (Hugging Face's `tokenizers` leaves them out
-    /// before, so that what is around them may merge.)
+    /// covers become its unknown token, if it has one, or are left out: those of a GGUF file when all else is merged,
+    /// as llama.cpp does, those of a `tokenizer.json` before, as Hugging Face's `tokenizers` does.
     ///
     /// # Errors
     /// [`TokenizerError::NotUtf8`], but not with [`Split::Seeds`].
@@ -334,15 +383,17 @@ impl Tokenizer {
     /// Encodes a part of a text that begins at byte `offset` of the whole.
     fn encode_into(&self, text: &[u8], offset: usize, limit: &Limit, ids: &mut Vec<u32>) -> Result<(), TokenizerError> {
         let (vocabulary, check) = (&self.vocabulary, |n_tokens| limit.check(n_tokens));
-        match self.split {
-            Split::Seeds => split::seeds(text, |piece| merge::encode_piece(vocabulary, piece, ids, check)),
-            with_words => {
-                let text = str::from_utf8(text)
-                    .map_err(|error| TokenizerError::NotUtf8 { offset: offset + error.valid_up_to() })?;
-                let is_composed = !self.composes || is_nfc_quick(text.chars()) == IsNormalized::Yes;
-                let text = if is_composed { Cow::Borrowed(text) } else { Cow::Owned(text.nfc().collect::<String>()) };
-                split::words(with_words, &text, |word| merge::encode_word(vocabulary, word, ids, check))
-            }
+        if self.way == Way::Words(Split::Seeds) {
+            return split::seeds(text, |piece| merge::encode_piece(vocabulary, piece, ids, check));
+        }
+        let text =
+            str::from_utf8(text).map_err(|error| TokenizerError::NotUtf8 { offset: offset + error.valid_up_to() })?;
+        let is_composed = !self.composes || is_nfc_quick(text.chars()) == IsNormalized::Yes;
+        let text = if is_composed { Cow::Borrowed(text) } else { Cow::Owned(text.nfc().collect::<String>()) };
+        let merge = |word: &str| merge::encode_word(vocabulary, word, ids, check);
+        match self.way {
+            Way::Words(split) => split::words(split, &text, merge),
+            Way::Pieces(pieces) => pieces.pieces(&text, offset == 0, merge),
         }
     }
 
@@ -374,6 +425,28 @@ impl Tokenizer {
     /// [`TokenizerError::UnknownId`].
     pub fn decode(&self, id: u32) -> Result<&[u8], TokenizerError> {
         self.vocabulary.piece(id).ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
+    }
+
+    /// The text of tokens from a text's beginning on, where some tokenizers put a blank. Tokens that go on behind
+    /// others are for [`Self::decode_all`].
+    ///
+    /// # Errors
+    /// [`TokenizerError::UnknownId`].
+    pub fn text_of(&self, ids: &[u32]) -> Result<Vec<u8>, TokenizerError> {
+        let mut bytes = self.decode_all(ids)?;
+        if self.strips() && bytes.first() == Some(&b' ') {
+            bytes.remove(0);
+        }
+        Ok(bytes)
+    }
+
+    /// What makes text of the tokens of a text, from its beginning on.
+    pub fn text_stream(&self) -> TextStream {
+        if self.strips() { TextStream::behind_blank() } else { TextStream::default() }
+    }
+
+    fn strips(&self) -> bool {
+        matches!(self.way, Way::Pieces(Pieces { strips: true, .. }))
     }
 
     /// The bytes of several tokens, one after the other.

@@ -50,13 +50,13 @@ const WORDS: [Words; 6] = [
             r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
             r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
-        llama_cpp: &[("gpt-4o", false)],
+        llama_cpp: &[("gpt-4o", false), ("llama4", false)],
     },
     Words {
         split: Split::Gpt2,
         digits_are_alone: false,
         pattern: GPT2,
-        llama_cpp: &[("gpt-2", false), ("olmo", false)],
+        llama_cpp: &[("gpt-2", false), ("olmo", false), ("phi-2", false)],
     },
     Words {
         split: Split::Smollm,
@@ -71,7 +71,7 @@ const WORDS: [Words; 6] = [
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
-        llama_cpp: &[("llama-bpe", true), ("glm4", true), ("chatglm-bpe", false)],
+        llama_cpp: &[("llama-bpe", true), ("llama3", true), ("llama-v3", true), ("glm4", true), ("chatglm-bpe", false)],
     },
     Words {
         split: Split::Qwen2,
@@ -80,7 +80,7 @@ const WORDS: [Words; 6] = [
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
             r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ),
-        llama_cpp: &[("qwen2", false)],
+        llama_cpp: &[("qwen2", false), ("deepseek-r1-qwen", false)],
     },
     Words {
         split: Split::Tekken,

@@ -5,12 +5,23 @@
 pub struct TextStream {
     /// The beginning of a character, at most three bytes.
     pending: Vec<u8>,
+    /// Whether a blank is left out that comes next.
+    drops_blank: bool,
 }
 
 impl TextStream {
+    /// One that leaves out a blank that the text begins with.
+    pub fn behind_blank() -> Self {
+        Self { drops_blank: true, ..Self::default() }
+    }
+
     /// Takes more bytes and gives the characters that are whole by now. Bytes that cannot become a character
     /// give U+FFFD.
     pub fn push(&mut self, bytes: &[u8]) -> String {
+        let mut bytes = bytes;
+        if let Some((first, rest)) = bytes.split_first().filter(|_| std::mem::take(&mut self.drops_blank)) {
+            bytes = if *first == b' ' { rest } else { bytes };
+        }
         self.pending.extend_from_slice(bytes);
         let mut text = String::with_capacity(self.pending.len());
         let mut rest = self.pending.as_slice();
@@ -84,5 +95,17 @@ mod tests {
         assert_eq!(stream.push(b"a\xe2\x9b"), "a");
         assert_eq!(stream.finish(), "\u{fffd}");
         assert_eq!(stream.finish(), "");
+    }
+
+    #[test]
+    fn one_blank_is_left_out_at_a_beginning() {
+        let read = |pieces: &[&str]| {
+            let mut stream = TextStream::behind_blank();
+            let text: String = pieces.iter().map(|piece| stream.push(piece.as_bytes())).collect();
+            text + &stream.finish()
+        };
+        assert_eq!(read(&["", " ", " a"]), " a");
+        assert_eq!(read(&[" Hi", " there"]), "Hi there");
+        assert_eq!(read(&["é", " a"]), "é a");
     }
 }

@@ -27,6 +27,7 @@ pub(super) struct Vocabulary {
     max_token_length: usize,
     /// Which pairs merge, where that is listed; else those do whose bytes together are a token, the lowest id first.
     merges: Option<Merges>,
+    fallback: Fallback,
 }
 
 /// The lowest id with these bytes.
@@ -36,12 +37,33 @@ enum Ids {
     BuiltIn(fn(&[u8]) -> Option<u32>),
 }
 
-/// A list of the pairs of tokens that merge.
+/// Which tokens merge.
 pub(super) struct Merges {
-    /// The place in the list, by the ids of both: lower ones merge first.
-    pub(crate) ranks: HashMap<(u32, u32), u32>,
-    /// Whether a word that is a token is that token, whatever the list says.
+    pub(crate) order: MergeOrder,
+    /// Whether a word that is a token is that token, whatever its parts merge to.
     pub(crate) ignored_for_words: bool,
+}
+
+/// Which of several pairs merges first: that of the lowest rank.
+pub(super) enum MergeOrder {
+    /// The place in a list of pairs, by the ids of both. Others do not merge.
+    Pairs(HashMap<(u32, u32), u32>),
+    /// A rank of every token that two others make, by its id.
+    Made(Vec<u32>),
+}
+
+/// What text becomes for which there is no token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Fallback {
+    /// Whether merging begins with characters and not with bytes: a character without a token is then the tokens of
+    /// its bytes, where all of them have one.
+    pub(crate) of_characters: bool,
+    /// The token of what has no other.
+    pub(crate) unknown: Option<u32>,
+    /// Whether several of these side by side are one token.
+    pub(crate) fuses: bool,
+    /// Whether bytes without a token are left out before anything merges.
+    pub(crate) is_first: bool,
 }
 
 /// One token, as its source describes it.
@@ -59,6 +81,8 @@ pub(super) enum TokenKind {
     Special,
     /// The same, and in prompts that are no messages its name is always taken.
     Added,
+    /// One byte of a character that has no token; its bytes are a name.
+    Byte(u8),
     Unused,
 }
 
@@ -83,10 +107,13 @@ impl Vocabulary {
             if kind == TokenKind::Added {
                 vocabulary.added.insert(id);
             }
-            if kind != TokenKind::Unused {
+            if !matches!(kind, TokenKind::Unused | TokenKind::Byte(_)) {
                 ids.entry(bytes.clone()).or_insert(id);
             }
-            let byte = (byte_names == ByteNames::Decoded).then(|| byte_named(&bytes)).flatten();
+            let byte = match kind {
+                TokenKind::Byte(byte) => Some(byte),
+                _ => (byte_names == ByteNames::Decoded).then(|| byte_named(&bytes)).flatten(),
+            };
             vocabulary.pieces.push(match byte {
                 Some(byte) => {
                     vocabulary.byte_tokens[usize::from(byte)].get_or_insert(id);
@@ -124,12 +151,17 @@ impl Vocabulary {
             byte_tokens: [None; 256],
             max_token_length,
             merges: None,
+            fallback: Fallback::default(),
         }
     }
 
     /// Merges by a list from here on.
-    pub(crate) fn set_merges(&mut self, merges: Merges) {
-        self.merges = Some(merges);
+    pub(crate) fn set_merges(&mut self, merges: Merges, fallback: Fallback) {
+        (self.merges, self.fallback) = (Some(merges), fallback);
+    }
+
+    pub(crate) fn fallback(&self) -> Fallback {
+        self.fallback
     }
 
     /// Whether merges are listed.
@@ -182,9 +214,17 @@ impl Vocabulary {
 
     /// When two neighbours, which meet at byte `middle` of these, merge: lower ones merge first. `None` if they do not.
     pub(crate) fn merge_rank(&self, bytes: &[u8], middle: usize) -> Option<u32> {
-        let Some(merges) = &self.merges else { return self.ordinary(bytes) };
-        let (left, right) = bytes.split_at(middle);
-        merges.ranks.get(&(self.id(left)?, self.id(right)?)).copied()
+        match self.merges.as_ref().map(|merges| &merges.order) {
+            None => self.ordinary(bytes),
+            Some(MergeOrder::Pairs(ranks)) => {
+                let (left, right) = bytes.split_at(middle);
+                ranks.get(&(self.id(left)?, self.id(right)?)).copied()
+            }
+            Some(MergeOrder::Made(ranks)) => {
+                let id = self.id(bytes).filter(|&id| !self.is_special(id) || self.added.contains(&id));
+                ranks.get(id? as usize).copied()
+            }
+        }
     }
 
     /// The token with exactly these bytes, if it is no special one.
@@ -260,7 +300,7 @@ impl fmt::Debug for Vocabulary {
 }
 
 /// The byte that a name of the form `<0xHH>` stands for.
-fn byte_named(name: &[u8]) -> Option<u8> {
+pub(super) fn byte_named(name: &[u8]) -> Option<u8> {
     let &[b'<', b'0', b'x', high, low, b'>'] = name else { return None };
     let digit = |c: u8| char::from(c).to_digit(16);
     u8::try_from(digit(high)? * 16 + digit(low)?).ok()

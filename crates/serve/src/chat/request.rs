@@ -14,8 +14,7 @@ const MAX_CHOICES: i64 = 128;
 const UNSUPPORTED: [&str; 3] = ["functions", "function_call", "web_search_options"];
 
 /// A request for chat completions. Accepted, and without a meaning here: `user`, `metadata`, `store`, `service_tier`,
-/// `prompt_cache_key`, `safety_identifier`, `verbosity`, `prediction`, `parallel_tool_calls` (the model makes one call
-/// a turn), and all fields that nobody knows.
+/// `prompt_cache_key`, `safety_identifier`, `verbosity`, `prediction`, and all fields that nobody knows.
 #[derive(Debug)]
 pub(crate) struct ChatRequest {
     /// What it has in common with others.

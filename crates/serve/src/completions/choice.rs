@@ -165,10 +165,11 @@ impl Choice {
     fn begin(&mut self, piece: &mut Piece, tokenizer: &Tokenizer) {
         let Some(prompt) = self.prompt.take() else { return };
         if self.echo {
-            let mut stream = TextStream::default();
+            let mut stream = tokenizer.text_stream();
             let mut logprobs = std::mem::take(&mut self.prompt_logprobs).into_iter();
+            let n_begun = tokenizer.n_begun(&prompt);
             for (i, &token) in prompt.iter().enumerate() {
-                let bytes = text_of(token, tokenizer);
+                let bytes = if i < n_begun { &[] } else { text_of(token, tokenizer) };
                 if let Some(n) = self.told.n_logprobs {
                     let row = if i == 0 { None } else { logprobs.next() };
                     let lists = piece.logprobs.get_or_insert_default();

@@ -126,7 +126,10 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
     for prompt in prompts {
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
-            Prompt::Text(text) => server.encode(text, fields.parse_special.unwrap_or(false), "prompt").await?,
+            Prompt::Text(text) => {
+                let ids = server.encode(text, fields.parse_special.unwrap_or(false), "prompt").await?;
+                server.tokenizer.begun(ids)
+            }
         };
         prompt_tokens += ids.len();
         for i in 0..n {

@@ -33,8 +33,8 @@ const INCLUDABLE: [(&str, Option<Include>); 8] = [
 ];
 
 /// A request for a response. Accepted, and without a meaning here: `user`, `metadata`, `service_tier`,
-/// `prompt_cache_key`, `safety_identifier`, `stream_options`, `max_tool_calls`, `parallel_tool_calls` (the model makes
-/// one call a turn), `text.verbosity`, `reasoning.summary` (none is made), and all fields that nobody knows.
+/// `prompt_cache_key`, `safety_identifier`, `stream_options`, `max_tool_calls`, `text.verbosity`, `reasoning.summary`
+/// (none is made), and all fields that nobody knows.
 #[derive(Debug)]
 pub(crate) struct ResponsesRequest {
     /// What it has in common with others.

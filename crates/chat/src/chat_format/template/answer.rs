@@ -21,6 +21,8 @@ pub(super) struct TemplateAnswer {
     reader: Reader,
     /// The message that is open, and its text.
     open: Option<(Purpose, String)>,
+    /// The call that is open: its name, and its arguments so far.
+    call: Option<(String, String)>,
     ended: Vec<MessagePart>,
     is_over: bool,
     n_reasoning_tokens: usize,
@@ -29,9 +31,9 @@ pub(super) struct TemplateAnswer {
 impl TemplateAnswer {
     pub(super) fn new(tokenizer: Tokenizer, markup: Arc<Markup>, ends: Vec<u32>, begun: Begun, goes_on: bool) -> Self {
         let reader = Reader::new(Arc::clone(&markup), begun.tools, begun.in_reasoning);
-        let (stream, open, ended) = (TextStream::default(), None, Vec::new());
-        let (is_over, n_reasoning_tokens) = (false, 0);
-        Self { tokenizer, markup, ends, goes_on, stream, reader, open, ended, is_over, n_reasoning_tokens }
+        let (stream, open, ended) = (tokenizer.text_stream(), None, Vec::new());
+        let (is_over, n_reasoning_tokens, call) = (false, 0, None);
+        Self { tokenizer, markup, ends, goes_on, stream, reader, open, call, ended, is_over, n_reasoning_tokens }
     }
 
     fn take(&mut self, pieces: Vec<Piece>, events: &mut Vec<AnswerEvent>) {
@@ -41,18 +43,35 @@ impl TemplateAnswer {
                 Piece::Words(text) => self.tell(Purpose::Answer, text, events),
                 Piece::ThoughtEnds => self.close(false, events),
                 Piece::Call(call) => {
-                    self.close(false, events);
-                    let (name, arguments) = (call.name.clone(), call.arguments.clone());
-                    events.push(AnswerEvent::Started { purpose: Purpose::Commentary, tool: Some(call.name) });
-                    events.push(AnswerEvent::Text(call.arguments));
-                    events.push(AnswerEvent::Ended { is_unfinished: false, ids: None });
-                    self.ended.push(MessagePart::Content {
-                        text: format!("{name} {arguments}"),
-                        phase: Some(Phase::Commentary),
-                    });
+                    self.begin_call(call.name, events);
+                    self.go_on_call(call.arguments, events);
+                    self.end_call(false, events);
                 }
+                Piece::CallBegins(name) => self.begin_call(name, events),
+                Piece::Arguments(text) => self.go_on_call(text, events),
+                Piece::CallEnds { is_unfinished } => self.end_call(is_unfinished, events),
             }
         }
+    }
+
+    fn begin_call(&mut self, name: String, events: &mut Vec<AnswerEvent>) {
+        self.close(false, events);
+        events.push(AnswerEvent::Started { purpose: Purpose::Commentary, tool: Some(name.clone()) });
+        self.call = Some((name, String::new()));
+    }
+
+    fn go_on_call(&mut self, text: String, events: &mut Vec<AnswerEvent>) {
+        if let Some((_, arguments)) = &mut self.call {
+            arguments.push_str(&text);
+        }
+        events.push(AnswerEvent::Text(text));
+    }
+
+    fn end_call(&mut self, is_unfinished: bool, events: &mut Vec<AnswerEvent>) {
+        let Some((name, arguments)) = self.call.take() else { return };
+        events.push(AnswerEvent::Ended { is_unfinished, ids: None });
+        let text = format!("{name} {arguments}");
+        self.ended.push(MessagePart::Content { text, phase: Some(Phase::Commentary) });
     }
 
     /// Opens a message, where none for this is open.

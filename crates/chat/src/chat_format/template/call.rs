@@ -16,6 +16,9 @@ pub(super) const INPUT: &str = "input";
 /// The longest name, an id behind it, and the marks.
 const MAX_NAME_BYTES: usize = 600;
 
+/// The longest beginning of a call whose arguments are told as they come.
+const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
+
 /// What a text begins with.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
@@ -46,8 +49,13 @@ pub(super) struct Scan {
 }
 
 impl Scan {
+    /// Within an object.
+    pub(crate) fn in_object() -> Self {
+        Self { depth: 1, ..Self::default() }
+    }
+
     /// The end of an object or a list that begins at a byte: where all its brackets are closed.
-    fn end_of_json(&mut self, text: &str, begin: usize) -> Option<usize> {
+    pub(crate) fn end_of_json(&mut self, text: &str, begin: usize) -> Option<usize> {
         if self.end.is_some() {
             return self.end;
         }
@@ -82,6 +90,17 @@ impl Scan {
         self.at = text.len().saturating_sub(mark.len()).max(begin);
         found
     }
+}
+
+/// The beginning of a call, if its arguments may be told as they come.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum CallHead {
+    /// The name, and where the object of the arguments begins.
+    Named(String, usize),
+    /// More text will tell.
+    Open,
+    /// The call is told when it is whole, or is none.
+    None,
 }
 
 /// What a text is that begins where a call may.
@@ -142,6 +161,51 @@ impl CallReader<'_> {
             (true, true) => Reading::Whole { calls, len: text.len() },
             (true, false) => Reading::Open,
             (false, _) => Reading::Malformed,
+        }
+    }
+
+    /// What a call begins with whose arguments are JSON behind its name. It is of a tool that was offered, and that
+    /// takes no text.
+    pub(crate) fn head(&self, text: &str) -> CallHead {
+        let is_marked = !self.marks.begin.is_empty() && text.starts_with(&self.marks.begin);
+        let begin = if is_marked { self.marks.begin.len() } else { 0 };
+        let found = match self.marks.shape {
+            Shape::Object | Shape::List => self.head_of_object(text, begin),
+            Shape::Named => self.name(text, begin).map(|(name, at)| (name.to_owned(), at)),
+            Shape::Pairs => Err(Found::None),
+        };
+        let (name, at) = match found {
+            Ok((name, at)) => (name, at + blanks(&text[at..])),
+            Err(Found::Open) if text.len() <= MAX_HEAD_BYTES => return CallHead::Open,
+            Err(_) => return CallHead::None,
+        };
+        let is_streamed = self.tools.iter().any(|tool| tool.name == name && tool.text.is_none());
+        match text[at..].chars().next() {
+            None if is_streamed => CallHead::Open,
+            Some('{') if is_streamed && at <= MAX_HEAD_BYTES => CallHead::Named(name, at),
+            _ => CallHead::None,
+        }
+    }
+
+    /// Members of texts up to the name, and then the key of the arguments.
+    fn head_of_object(&self, text: &str, begin: usize) -> Result<(String, usize), Found> {
+        let mut at = begin;
+        if self.marks.shape == Shape::List && text[begin..].trim_start().starts_with('[') {
+            at = behind(text, at, '[')?;
+        }
+        at = behind(text, at, '{')?;
+        let mut name = None;
+        loop {
+            let (key, end) = json_text(text, at)?;
+            at = behind(text, end, ':')?;
+            if self.marks.arguments.contains(&key) {
+                return name.map(|name| (name, at)).ok_or(Found::None);
+            }
+            let (value, end) = json_text(text, at)?;
+            if key == "name" {
+                name = Some(value);
+            }
+            at = behind(text, end, ',')?;
         }
     }
 
@@ -276,6 +340,29 @@ enum Found {
     Calls(Vec<Call>, usize),
     Open,
     None,
+}
+
+/// Behind a character that comes next but for blanks.
+fn behind(text: &str, at: usize, character: char) -> Result<usize, Found> {
+    let at = at + blanks(&text[at..]);
+    match text[at..].chars().next() {
+        None => Err(Found::Open),
+        Some(next) if next == character => Ok(at + next.len_utf8()),
+        Some(_) => Err(Found::None),
+    }
+}
+
+/// A text of JSON that comes next but for blanks, and where it ends.
+fn json_text(text: &str, at: usize) -> Result<(String, usize), Found> {
+    let begin = behind(text, at, '"')?;
+    let mut is_escaped = false;
+    let is_end = |byte: u8| {
+        let is_end = byte == b'"' && !is_escaped;
+        is_escaped = byte == b'\\' && !is_escaped;
+        is_end
+    };
+    let end = begin + text[begin..].bytes().position(is_end).ok_or(Found::Open)? + 1;
+    serde_json::from_str(&text[begin - 1..end]).map(|text| (text, end)).map_err(|_| Found::None)
 }
 
 fn blanks(text: &str) -> usize {

@@ -1,5 +1,8 @@
 //! How a model marks what it thinks and the tools that it calls: the files of `chats/`, and which of them fits.
 
+use std::path::{Path, PathBuf};
+
+use hint::Hint;
 use serde::Deserialize;
 
 use model::tokenizer::Tokenizer;
@@ -100,17 +103,59 @@ impl When {
     }
 }
 
+/// Why a file of a user's is none.
+#[derive(Debug, thiserror::Error)]
+pub enum MarkupError {
+    #[error("could not read `{}`", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: std::io::Error,
+    },
+    #[error("`{}` does not say how a model marks its answers", path.display())]
+    Toml {
+        path: PathBuf,
+        #[source]
+        source: toml::de::Error,
+    },
+}
+
+impl Hint for MarkupError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Toml { .. } => Some("`chats/README.md` in the source says what such a file has".into()),
+        }
+    }
+}
+
+/// The longest file that is read.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
 impl Markup {
-    /// That of a model with this template and vocabulary.
+    /// That of a model with this template and vocabulary, by the files that are built in.
+    #[cfg(test)]
     pub(crate) fn of(template: &str, tokenizer: &Tokenizer) -> Self {
+        Self::by(&[], template, tokenizer).unwrap_or_else(|error| panic!("no file is read: {error}"))
+    }
+
+    /// The same by files of a user, too, which go before those built in, and in the place of those of their names.
+    ///
+    /// # Errors
+    /// One of them cannot be read, or is none.
+    pub(crate) fn by(files: &[PathBuf], template: &str, tokenizer: &Tokenizer) -> Result<Self, MarkupError> {
+        let own = files.iter().map(|path| read_file(path));
+        let is_own = |name: &str| files.iter().any(|path| path.file_name().is_some_and(|own| own == name));
+        let built_in = data::CHATS.iter().filter(|(name, _)| !is_own(name));
         let mut markup = Self::default();
-        for file in data::CHATS.iter().map(|(name, text)| read(name, text)) {
+        for file in own.chain(built_in.map(|(name, text)| Ok(read(name, text)))) {
+            let file = file?;
             if file.when.iter().any(|when| when.fits(template, tokenizer)) {
                 markup.reasoning = markup.reasoning.or(file.reasoning);
                 markup.calls = markup.calls.or(file.calls);
             }
         }
-        markup
+        Ok(markup)
     }
 
     /// Whether the name of a token is one of the marks, and so is to be read.
@@ -123,6 +168,13 @@ impl Markup {
         });
         reasoning.chain(calls).any(|mark| mark.trim() == name)
     }
+}
+
+fn read_file(path: &Path) -> Result<MarkupFile, MarkupError> {
+    let read = |source| MarkupError::Read { path: path.to_owned(), source };
+    let bytes = mapped_file::read(path, MAX_FILE_BYTES).map_err(read)?;
+    toml::from_str(&String::from_utf8_lossy(&bytes))
+        .map_err(|source| MarkupError::Toml { path: path.to_owned(), source })
 }
 
 /// # Panics
@@ -158,5 +210,28 @@ mod tests {
         assert_eq!(shape("<tool_call>\n<function=example>\n<parameter=a>"), of(Shape::Pairs, "<tool_call>"));
         assert_eq!(shape("<|im_start|>"), None);
         assert_eq!(data::CHATS.len(), 9, "and each is looked for here");
+    }
+
+    #[test]
+    fn files_of_a_user_go_before_those_built_in() {
+        let (folder, tokenizer) = (tempfile::tempdir().unwrap(), Tokenizer::o200k_harmony());
+        let write = |name: &str, text: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let own =
+            "about = \"x\"\nwhen = [{ template = [\"<tool_call>\"] }]\n[reasoning]\nbegin = \"<a>\"\nend = \"</a>\"";
+        let files = [write("mine.toml", own)];
+        let template = "<tool_call></think>";
+        let markup = Markup::by(&files, template, &tokenizer).unwrap();
+        assert_eq!(markup.reasoning.map(|marks| marks.begin), Some("<a>".into()));
+        assert_eq!(markup.calls.map(|marks| marks.begin), Some("<tool_call>".into()), "by a file that is built in");
+        let nothing = "about = \"x\"\nwhen = []";
+        let markup = Markup::by(&[write("hermes.toml", nothing)], template, &tokenizer).unwrap();
+        assert!(markup.calls.is_none(), "in the place of the one built in");
+        let error = Markup::by(&[write("bad.toml", "when = 1")], template, &tokenizer).unwrap_err();
+        assert!(error.to_string().contains("bad.toml") && error.hint().is_some(), "{error}");
+        assert!(Markup::by(&[folder.path().join("none.toml")], template, &tokenizer).is_err());
     }
 }

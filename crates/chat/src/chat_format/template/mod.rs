@@ -5,7 +5,8 @@
 mod answer;
 mod call;
 mod grammar;
-mod markup;
+mod json_prefix;
+pub(super) mod markup;
 mod messages;
 mod reader;
 
@@ -14,7 +15,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::specials::Specials;
-use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking, Untaken};
+use super::{AnswerParser, Begun, Besides, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking, Untaken};
 use crate::chat_template::{ChatTemplate, ChatTemplateError, Given};
 use crate::grammar::{GrammarError, Layout, Wanted};
 use crate::{MessagePart, Turn};
@@ -27,20 +28,39 @@ use model::tokenizer::limit::Limit;
 #[derive(Debug)]
 pub(super) struct TemplateFormat {
     template: ChatTemplate,
+    /// The one for conversations with tools, if that is another.
+    tool_template: Option<ChatTemplate>,
     markup: Arc<Markup>,
     tokenizer: Tokenizer,
     specials: Specials,
+    /// What it is told where nobody says otherwise.
+    usual_words: Map<String, Value>,
 }
 
 impl TemplateFormat {
-    pub(super) fn new(template: ChatTemplate, tokenizer: Tokenizer, specials: Specials) -> Self {
-        let markup = Arc::new(Markup::of(template.source(), &tokenizer));
-        Self { template, markup, tokenizer, specials }
+    /// # Errors
+    /// A file of marks that is none.
+    pub(super) fn new(
+        template: ChatTemplate,
+        tool_template: Option<ChatTemplate>,
+        besides: Besides<'_>,
+        tokenizer: Tokenizer,
+        specials: Specials,
+    ) -> Result<Self, ChatFormatError> {
+        let sources = [Some(&template), tool_template.as_ref()].into_iter().flatten().map(ChatTemplate::source);
+        let markup = Markup::by(&besides.marks, &sources.collect::<Vec<_>>().join("\n"), &tokenizer)?;
+        let usual_words = besides.words;
+        Ok(Self { template, tool_template, markup: Arc::new(markup), tokenizer, specials, usual_words })
+    }
+
+    /// The template of a conversation with these tools.
+    fn template_for(&self, tools: &[Value]) -> &ChatTemplate {
+        self.tool_template.as_ref().filter(|_| !tools.is_empty()).unwrap_or(&self.template)
     }
 
     /// What the template is given of a conversation.
     fn given(&self, conversation: &Conversation<'_>) -> Given {
-        let mut words = Map::new();
+        let mut words = self.usual_words.clone();
         let named = [("bos_token", &self.specials.bos), ("eos_token", &self.specials.eos)];
         words.extend(named.into_iter().filter_map(|(key, name)| Some((key.to_owned(), name.clone()?.into()))));
         words.extend(match conversation.thinking {
@@ -60,7 +80,8 @@ impl TemplateFormat {
     /// Whether the template says what it is given, which it may have no place for.
     fn check_taken(&self, given: &Given, conversation: &Conversation<'_>) -> Result<(), ChatFormatError> {
         let check = |without: Given, what: Untaken| {
-            let is_alike = self.template.writes_alike(given, &without).map_err(ChatFormatError::OnlyTemplate)?;
+            let template = self.template_for(&given.tools);
+            let is_alike = template.writes_alike(given, &without).map_err(ChatFormatError::OnlyTemplate)?;
             if is_alike { Err(ChatFormatError::NotTaken { what }) } else { Ok(()) }
         };
         if !given.tools.is_empty() {
@@ -96,7 +117,8 @@ impl ChatFormat for TemplateFormat {
     fn prompt(&self, conversation: &Conversation<'_>, limit: &Limit<'_>) -> Result<Prompt, ChatFormatError> {
         let given = self.given(conversation);
         self.check_taken(&given, conversation)?;
-        let ids = self.template.prompt_of(&given, &self.tokenizer).map_err(|error| match error {
+        let template = self.template_for(&given.tools);
+        let ids = template.prompt_of(&given, &self.tokenizer).map_err(|error| match error {
             ChatTemplateError::Tokenizer(error) => ChatFormatError::Tokenizer(error),
             error => ChatFormatError::OnlyTemplate(error),
         })?;
@@ -126,6 +148,12 @@ impl ChatFormat for TemplateFormat {
 
     fn reads_calls(&self) -> bool {
         self.markup.calls.is_some()
+    }
+
+    fn opens_thoughts(&self) -> bool {
+        let sources = [Some(&self.template), self.tool_template.as_ref()];
+        let writes = |begin: &str| sources.iter().flatten().any(|template| template.source().contains(begin));
+        self.markup.reasoning.as_ref().is_some_and(|marks| writes(&marks.begin))
     }
 }
 

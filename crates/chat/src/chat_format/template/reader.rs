@@ -1,12 +1,19 @@
 //! The text of an answer as it comes: what is thought, what is said, and which tools are called.
 //!
 //! What may be the beginning of a mark is held back until more text decides it, and so are blanks that may stand before
-//! one. A call is told when it is whole: one that turns out to be none is words like others, and nothing of it is lost.
+//! one. Where the arguments of a call are JSON behind the name of a tool that was offered, they are told as they come,
+//! as far as they are JSON. Other calls are told when they are whole. Nothing is lost, and nothing told twice: what
+//! turns out to be no call is words like others; of one whose arguments break, or are not ended as they should be, all
+//! that is behind them is words. It stays a call, since a client cannot take back what it was told, and looks at
+//! arguments before it uses them in any case.
 
 use std::sync::Arc;
 
-use super::call::{Call, CallReader, Reading, Scan};
-use super::markup::{CallMarks, Markup};
+use serde::de::IgnoredAny;
+
+use super::call::{Call, CallHead, CallReader, Reading, Scan};
+use super::json_prefix::{JsonPrefix, PrefixEnd};
+use super::markup::{CallMarks, Markup, Shape};
 use crate::Tool;
 
 /// A piece of an answer.
@@ -17,6 +24,13 @@ pub(super) enum Piece {
     ThoughtEnds,
     Words(String),
     Call(Call),
+    /// A call whose arguments follow, of this name.
+    CallBegins(String),
+    Arguments(String),
+    CallEnds {
+        /// Its arguments are no whole object.
+        is_unfinished: bool,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -42,7 +56,37 @@ enum State {
         after: After,
     },
     Words,
-    Call(Scan),
+    Call {
+        scan: Scan,
+        /// What surrounds it.
+        around: Around,
+    },
+    Arguments {
+        json: JsonPrefix,
+        around: Around,
+    },
+    /// Behind the arguments of a call that was told.
+    Tail {
+        scan: Scan,
+        around: Around,
+    },
+}
+
+/// What a call stands in.
+#[derive(Clone, Copy, Debug, Default)]
+struct Around {
+    is_marked: bool,
+    in_list: bool,
+    /// The object with its name is open.
+    in_object: bool,
+    /// It is known that it is told when it is whole.
+    is_untold: bool,
+}
+
+impl State {
+    fn call(around: Around) -> Self {
+        Self::Call { scan: Scan::default(), around }
+    }
 }
 
 /// What was before.
@@ -75,7 +119,12 @@ impl Reader {
 
     /// What is left when no more text comes.
     pub(crate) fn finish(&mut self) -> Vec<Piece> {
-        self.pieces(true)
+        let mut pieces = self.pieces(true);
+        if matches!(self.state, State::Arguments { .. }) {
+            pieces.push(Piece::CallEnds { is_unfinished: true });
+            self.state = State::Words;
+        }
+        pieces
     }
 
     /// Marks of calls, where some may come.
@@ -91,7 +140,9 @@ impl Reader {
                 State::Thoughts { are_new } => self.thoughts(are_new, is_all, &mut pieces),
                 State::Between { after } => self.between(after, is_all),
                 State::Words => self.words(is_all, &mut pieces),
-                State::Call(scan) => self.call(scan, is_all, &mut pieces),
+                State::Call { scan, around } => self.call(scan, around, is_all, &mut pieces),
+                State::Arguments { json, around } => self.arguments(json, around, &mut pieces),
+                State::Tail { scan, around } => self.tail(scan, around, is_all),
             };
             if !goes_on {
                 break;
@@ -173,7 +224,7 @@ impl Reader {
         let is_marked = !marks.begin.is_empty() && text.starts_with(&marks.begin);
         if is_marked || reader.begins_bare(text) == Some(true) {
             self.pending = text.to_owned();
-            self.state = State::Call(Scan::default());
+            self.state = State::call(Around::default());
             return true;
         }
         let is_open = marks.begin.starts_with(text) || reader.begins_bare(text).is_none();
@@ -195,37 +246,136 @@ impl Reader {
         // What stands before a mark comes with it, should it be none.
         self.take(n_told);
         if found.is_some() {
-            self.state = State::Call(Scan::default());
+            self.state = State::call(Around::default());
         }
         found.is_some()
     }
 
-    fn call(&mut self, mut scan: Scan, is_all: bool, pieces: &mut Vec<Piece>) -> bool {
+    fn call(&mut self, mut scan: Scan, mut around: Around, is_all: bool, pieces: &mut Vec<Piece>) -> bool {
         let markup = Arc::clone(&self.markup);
         let Some(marks) = self.calls(&markup) else { return false };
         let n_blanks = self.pending.len() - self.pending.trim_start().len();
         let text = &self.pending[n_blanks..];
-        match (CallReader { marks, tools: &self.tools }).read(text, &mut scan, is_all) {
+        let reader = CallReader { marks, tools: &self.tools };
+        if !around.is_untold {
+            match reader.head(text) {
+                CallHead::Open => {}
+                CallHead::None => around.is_untold = true,
+                CallHead::Named(name, at) => {
+                    let is_marked = !marks.begin.is_empty() && text.starts_with(&marks.begin);
+                    let json = if is_marked { &text[marks.begin.len()..] } else { text };
+                    around.is_marked |= is_marked;
+                    around.in_list |= marks.shape == Shape::List && json.trim_start().starts_with('[');
+                    around.in_object = matches!(marks.shape, Shape::Object | Shape::List);
+                    self.take(n_blanks + at);
+                    pieces.push(Piece::CallBegins(name));
+                    self.state = State::Arguments { json: JsonPrefix::default(), around };
+                    return true;
+                }
+            }
+        }
+        match reader.read(text, &mut scan, is_all) {
             Reading::Whole { calls, len } => {
                 self.take(n_blanks + len);
                 pieces.extend(calls.into_iter().map(Piece::Call));
-                self.state = State::Between { after: After::Call };
+                self.state = if around.in_list {
+                    State::Tail { scan: Scan::default(), around: Around { in_object: false, ..around } }
+                } else {
+                    State::Between { after: After::Call }
+                };
                 true
             }
             Reading::Open if !is_all => {
-                self.state = State::Call(scan);
+                self.state = State::Call { scan, around };
                 false
             }
             Reading::Open | Reading::Malformed => {
                 let is_marked = !marks.begin.is_empty() && text.starts_with(&marks.begin);
                 let n_first = text.chars().next().map_or(0, char::len_utf8);
                 let n_told = n_blanks + if is_marked { marks.begin.len() } else { n_first };
-                pieces.push(Piece::Words(self.pending[..n_told].to_owned()));
+                // Of a list, calls were told before.
+                let comma = if around.in_list { "," } else { "" };
+                pieces.push(Piece::Words([comma, &self.pending[..n_told]].concat()));
                 self.take(n_told);
                 self.state = State::Words;
                 true
             }
         }
+    }
+
+    fn arguments(&mut self, mut json: JsonPrefix, around: Around, pieces: &mut Vec<Piece>) -> bool {
+        let (n_bytes, end) = json.read(&self.pending);
+        if n_bytes > 0 {
+            pieces.push(Piece::Arguments(self.pending[..n_bytes].to_owned()));
+        }
+        self.take(n_bytes);
+        self.state = match end {
+            PrefixEnd::Open => State::Arguments { json, around },
+            PrefixEnd::Whole => State::Tail { scan: Scan::in_object(), around },
+            PrefixEnd::Wrong => State::Words,
+        };
+        if end != PrefixEnd::Open {
+            pieces.push(Piece::CallEnds { is_unfinished: end == PrefixEnd::Wrong });
+        }
+        end != PrefixEnd::Open
+    }
+
+    /// Behind a call that was told: the rest of its object, the next of a list, the mark at the end. What is none of
+    /// these is words.
+    fn tail(&mut self, mut scan: Scan, mut around: Around, is_all: bool) -> bool {
+        let markup = Arc::clone(&self.markup);
+        let Some(marks) = self.calls(&markup) else { return false };
+        let n_blanks = self.pending.len() - self.pending.trim_start().len();
+        let (text, first) = (&self.pending[n_blanks..], self.pending[n_blanks..].chars().next());
+        if around.in_object && matches!(first, Some('}' | ',')) {
+            let Some(end) = scan.end_of_json(&self.pending, 0) else {
+                self.state = if is_all { State::Words } else { State::Tail { scan, around } };
+                return is_all;
+            };
+            let whole = ["{\"\":0", &self.pending[..end]].concat();
+            if serde_json::from_str::<IgnoredAny>(&whole).is_err() {
+                self.state = State::Words;
+                return true;
+            }
+            self.take(end);
+            around.in_object = false;
+            self.state = State::Tail { scan: Scan::default(), around };
+            return true;
+        }
+        let goes_on = match first {
+            None if is_all => false,
+            None => {
+                self.state = State::Tail { scan, around };
+                return false;
+            }
+            Some(_) => !around.in_object,
+        };
+        let is_marked_end = around.is_marked && !marks.end.is_empty();
+        self.state = match first {
+            Some(',') if goes_on && around.in_list => {
+                self.take(n_blanks + 1);
+                State::call(Around { is_untold: false, ..around })
+            }
+            Some(']') if goes_on && around.in_list => {
+                self.take(n_blanks + 1);
+                State::Tail { scan, around: Around { in_list: false, ..around } }
+            }
+            Some(_) if goes_on && !around.in_list && !is_marked_end => State::Between { after: After::Call },
+            Some(_) if goes_on && !around.in_list && text.starts_with(&marks.end) => {
+                self.take(n_blanks + marks.end.len());
+                State::Between { after: After::Call }
+            }
+            Some(_) if goes_on && !around.in_list && marks.end.starts_with(text) => {
+                self.state = State::Tail { scan, around };
+                if is_all {
+                    self.pending.clear();
+                }
+                return false;
+            }
+            None if !around.in_object && !around.in_list => State::Between { after: After::Call },
+            _ => State::Words,
+        };
+        true
     }
 
     fn take(&mut self, n_bytes: usize) {

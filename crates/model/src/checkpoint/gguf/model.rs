@@ -16,16 +16,22 @@ use crate::family::{self, Dim, Expected, Family, Number, RopeScaling, Spelled, k
 /// A tokenizer, as a GGUF file spells it.
 #[derive(Clone, Debug)]
 pub struct GgufTokenizer {
-    /// `tokenizer.ggml.model`: `gpt2` is byte-level BPE.
+    /// `tokenizer.ggml.model`: `gpt2` is byte-level BPE, `llama` SentencePiece's.
     pub(crate) model: String,
     /// `tokenizer.ggml.pre`: the name of a way of splitting text.
     pub(crate) pre: Option<String>,
-    /// The tokens by id, their bytes spelled as GPT-2 does.
+    /// The tokens by id, their bytes spelled as GPT-2 does, or their text as SentencePiece does.
     pub(crate) tokens: Array,
     /// What kind of token each is: 3 is a control token, 4 one that a user defined.
     pub(crate) kinds: Option<Array>,
     /// Pairs that merge, in order of rank.
     pub(crate) merges: Option<Array>,
+    /// Of each token: what makes the one of the highest merges first.
+    pub(crate) scores: Option<Vec<f32>>,
+    /// Whether a blank is put before text; without a word of it, it is where scores say what merges.
+    pub(crate) adds_blank: bool,
+    /// The token of what has none.
+    pub(crate) unknown: Option<u32>,
 }
 
 /// Makes a model of a file, or of all its parts.
@@ -38,10 +44,11 @@ pub(in crate::checkpoint) fn read(whole: Whole) -> Result<Checkpoint, Checkpoint
     if let Some(divisors) = rope_divisors(&mut file, &config)? {
         config = config.with_rope_divisors(divisors);
     }
-    let tokenizer = tokenizer(&file)?.map(TokenizerSource::Gguf);
+    let tokenizer = tokenizer(&file)?.map(|tokenizer| TokenizerSource::Gguf(tokenizer.into()));
     let chat_template = file.text("tokenizer.chat_template")?.map(str::to_owned);
+    let tool_template = file.text("tokenizer.chat_template.tool_use")?.map(str::to_owned);
     let tensors = assemble(file.tensors, &assembly::GGUF, &config)?;
-    let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template };
+    let origin = CheckpointOrigin { files: paths, total_bytes, tokenizer, chat_template, tool_template };
     Ok(Checkpoint { config, tensors, findings: Vec::new(), origin })
 }
 
@@ -145,7 +152,24 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
     if let Some(merges) = merges.as_ref().filter(|merges| merges.texts().is_none()) {
         return Err(refused("tokenizer.ggml.merges", "an array of texts", &Value::Array(merges.clone())));
     }
-    Ok(Some(GgufTokenizer { model: model.to_owned(), pre: pre.map(str::to_owned), tokens, kinds, merges }))
+    let scores = array("scores")?.map(|scores| match scores.floats() {
+        Some(floats) if scores.len() == tokens.len() => Ok(floats.collect()),
+        _ => {
+            let expected = format!("{} numbers of 32 bits, one for each token", tokens.len());
+            Err(refused("tokenizer.ggml.scores", &expected, &Value::Array(scores.clone())))
+        }
+    });
+    let adds_blank = match file.metadata.get("tokenizer.ggml.add_space_prefix") {
+        None => true,
+        Some(Value::Bool(adds)) => *adds,
+        Some(other) => return Err(refused("tokenizer.ggml.add_space_prefix", "true or false", other)),
+    };
+    let unknown = match file.metadata.get("tokenizer.ggml.unknown_token_id") {
+        None => Some(0), // llama.cpp's
+        Some(id) => id.unsigned().and_then(|id| u32::try_from(id).ok()),
+    };
+    let (model, pre, scores) = (model.to_owned(), pre.map(str::to_owned), scores.transpose()?);
+    Ok(Some(GgufTokenizer { model, pre, tokens, kinds, merges, scores, adds_blank, unknown }))
 }
 
 /// The lists of a tokenizer, taken apart by what gives a token.
@@ -153,7 +177,7 @@ fn tokenizer(file: &Gguf) -> Result<Option<GgufTokenizer>, GgufError> {
 pub(crate) struct TokenLists<'a> {
     /// Tokens that text merges to, with their ids.
     pub(crate) ordinary: Vec<(&'a str, u32)>,
-    /// Control tokens, which are names.
+    /// Control tokens and the unknown one, which are names.
     pub(crate) names: Vec<(&'a str, u32)>,
     /// Tokens that a user defined: names, too, which prompts always have.
     pub(crate) in_prompts: Vec<(&'a str, u32)>,
@@ -164,6 +188,7 @@ pub(crate) struct TokenLists<'a> {
 }
 
 /// The kinds of tokens in `tokenizer.ggml.token_type`; others are ordinary.
+const UNKNOWN: u32 = 2;
 const CONTROL: u32 = 3;
 const USER_DEFINED: u32 = 4;
 const UNUSED: u32 = 5;
@@ -182,7 +207,7 @@ impl GgufTokenizer {
         let mut kinds = self.kinds.iter().flat_map(Array::words).flatten();
         for (id, text) in self.tokens.texts().into_iter().flatten().enumerate() {
             let list = match kinds.next() {
-                Some(CONTROL) => &mut lists.names,
+                Some(CONTROL | UNKNOWN) => &mut lists.names,
                 Some(USER_DEFINED) => &mut lists.in_prompts,
                 Some(UNUSED) => &mut lists.unused,
                 _ => &mut lists.ordinary,

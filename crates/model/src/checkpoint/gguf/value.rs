@@ -141,6 +141,12 @@ impl Array {
         let words = self.bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
         matches!(self.kind, UINT32 | INT32).then_some(words)
     }
+
+    /// Its numbers, if it is an array of floats of 32 bits.
+    pub(crate) fn floats(&self) -> Option<impl Iterator<Item = f32>> {
+        let floats = self.bytes.as_chunks().0.iter().map(|float| f32::from_le_bytes(*float));
+        (self.kind == FLOAT32).then_some(floats)
+    }
 }
 
 impl fmt::Display for Value {

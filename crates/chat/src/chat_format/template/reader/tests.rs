@@ -41,6 +41,9 @@ fn read(template: &str, in_thoughts: bool, text: &str, n_characters: usize) -> S
             }
             Piece::Words(text) => told += &text,
             Piece::Call(call) => told += &format!("{{{} {}}}", call.name, call.arguments),
+            Piece::CallBegins(name) => told += &format!("{{{name} "),
+            Piece::Arguments(text) => told += &text,
+            Piece::CallEnds { is_unfinished } => told += if is_unfinished { "!" } else { "}" },
         }
     }
     told
@@ -102,6 +105,67 @@ fn objects_between_marks_are_calls_and_what_is_none_is_text() {
             ("a <tool_", "a <tool_"),
         ],
     );
+}
+
+/// What a client was told of a call stays; what is behind the place where it breaks is words.
+#[test]
+fn a_call_that_breaks_behind_its_name_is_a_call_and_the_rest_is_text() {
+    check(
+        QWEN3,
+        false,
+        &[
+            (r#"<tool_call>{"name": "get", "arguments": {"a": 1}</tool_call> b"#, r#"{get {"a": 1}}</tool_call> b"#),
+            (r#"<tool_call>{"name": "get", "arguments": {"a": 1,}}</tool_call>"#, r#"{get {"a": 1,!}}</tool_call>"#),
+            (r#"<tool_call>{"name": "get", "arguments": {"a": "x"#, r#"{get {"a": "x!"#),
+            (r#"<tool_call>{"name": "get", "arguments": {}, "id": 1} x"#, "{get {}} x"),
+            (r#"<tool_call>{"name": "get", "arguments": {}, id} x"#, "{get {}}, id} x"),
+            (r#"<tool_call>{"id": "a", "name": "f", "arguments": {}, "n": {}} </tool_call>."#, "{f {}}."),
+        ],
+    );
+    check(
+        "[TOOL_CALLS]",
+        false,
+        &[
+            (
+                r#"[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}},{"name": "get", "arguments": {}}] b"#,
+                r#"{f {"a": 1}}{get {}}b"#,
+            ),
+            (r#"[TOOL_CALLS][{"name": "f", "arguments": {}}, none]"#, "{f {}}, none]"),
+            (r#"[TOOL_CALLS][{"name": "f", "arguments": {}} {"#, "{f {}} {"),
+        ],
+    );
+    check("[TOOL_CALLS][ARGS]", false, &[(r#"[TOOL_CALLS]f[ARGS]{"a" 1} b"#, r#"{f {"a" !1} b"#)]);
+}
+
+#[test]
+fn arguments_are_told_as_they_come() {
+    let markup = Arc::new(Markup::of(QWEN3, &Tokenizer::of_bytes(0, &[])));
+    let mut reader = Reader::new(markup, tools(), false);
+    let mut push = |text: &str| reader.push(text);
+    assert_eq!(push("<tool_call>\n{\"name\": \"get\", \"argu"), []);
+    assert_eq!(push("ments\": "), []);
+    assert_eq!(push("{\"ci"), [Piece::CallBegins("get".into()), Piece::Arguments("{\"ci".into())]);
+    assert_eq!(push("ty\": \"Rom"), [Piece::Arguments("ty\": \"Rom".into())]);
+    assert_eq!(push("e\"}}"), [Piece::Arguments("e\"}".into()), Piece::CallEnds { is_unfinished: false }]);
+    assert_eq!(push("\n</tool_call>"), []);
+}
+
+#[test]
+fn mistral_marks_thoughts_with_names() {
+    check(
+        "[THINK][/THINK][TOOL_CALLS][ARGS]",
+        false,
+        &[
+            ("[THINK]Hm.[/THINK]Yes.", "(Hm.)Yes."),
+            (
+                "[THINK]a [/THIN b[/THINK]\n[TOOL_CALLS]get[ARGS]{\"city\": \"x\"}",
+                "(a [/THIN b){get {\"city\": \"x\"}}",
+            ),
+            ("[THINK]never ends [/THIN", "(never ends [/THIN"),
+            ("[THIN", "[THIN"),
+        ],
+    );
+    check("[THINK][/THINK]", true, &[("Hm.[/THINK] Yes.", "(Hm.)Yes.")]);
 }
 
 #[test]
