@@ -3,6 +3,7 @@
 mod device;
 mod kv;
 mod model;
+mod placement;
 mod quantize;
 mod room;
 pub(crate) mod shapes;
@@ -12,5 +13,6 @@ pub(crate) mod tokenizer;
 pub(crate) use device::{DeviceArgs, kernel_counts, precision_for};
 pub(crate) use kv::{KvArgs, NoSuchLayer, Speculate};
 pub(crate) use model::ModelArgs;
+pub(crate) use placement::{Placement, PlacementArgs};
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use room::Room;
