@@ -274,7 +274,11 @@ fn experts_that_the_processor_computes_change_no_word_on_hip() {
     for pair in last.windows(2) {
         let between = &calls[pair[0]..pair[1]];
         let count = |name: &str| between.iter().filter(|line| line.starts_with(name)).count();
-        assert_eq!((count("hipStreamSynchronize"), count("hipMalloc"), count("hipHostMalloc")), (1, 0, 0), "{between:?}");
+        assert_eq!(
+            (count("hipStreamSynchronize"), count("hipMalloc"), count("hipHostMalloc")),
+            (1, 0, 0),
+            "{between:?}"
+        );
         assert!(count("hipMemcpyAsync") + count("hipMemcpyDtoHAsync") > 0, "{between:?}");
     }
 }
