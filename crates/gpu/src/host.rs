@@ -161,7 +161,7 @@ impl Driver for HostDriver {
     }
 
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
-        // The other threads are awake for all launches, and not only from one to the next.
+        // The other threads wake up for all launches, and not for each.
         self.team.within(work);
     }
 }

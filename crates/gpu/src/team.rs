@@ -1,11 +1,12 @@
-//! Threads that do the blocks of launches together. During a step they wait for the next launch without sleeping, which
-//! takes less than a microsecond; between steps they sleep.
+//! Threads that do the blocks of launches together. Behind a launch they wait for the next one without sleeping, so that
+//! it is handed over in about a microsecond; where none comes for a while, they sleep.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 /// The threads, but for the one that launches, which is whoever begins a step.
 pub(crate) struct Team {
@@ -21,20 +22,15 @@ struct Shared {
     round: AtomicU64,
     /// What is to be done in the round. Written while none is open and nobody is in one.
     work: UnsafeCell<Option<Work>>,
-    /// Whether a step is under way.
-    is_awake: AtomicBool,
     /// Whether somebody's work panicked.
     has_failed: AtomicBool,
-    wish: Mutex<Wish>,
+    /// Threads that sleep, or are about to.
+    n_asleep: AtomicUsize,
+    /// Steps that were begun: with each, whoever sleeps wakes up.
+    steps: AtomicU64,
+    /// Whether all is over. Held by whoever falls asleep, until it does.
+    has_ended: Mutex<bool>,
     changed: Condvar,
-}
-
-/// What sleeping threads are told.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Wish {
-    Sleep,
-    Wake,
-    End,
 }
 
 /// The work of a round. It lives until nobody is in the round any more, for which the launching thread waits.
@@ -50,9 +46,14 @@ unsafe impl Sync for Shared {}
 const OPEN: u64 = 1 << 31;
 const INSIDE: u64 = OPEN - 1;
 const NEXT: u64 = 1 << 32;
+/// The bits of a round's number.
+const NUMBER: u64 = !(NEXT - 1);
 
-/// Looks at a round before a thread lets others have its core: some tens of microseconds.
-const LOOKS: u32 = 2000;
+/// How long a thread looks for the next round before it sleeps: longer than a GPU takes for its part of a layer.
+const PATIENCE: Duration = Duration::from_micros(500);
+
+/// Looks between two looks at the clock, and before the launching thread lets others have its core.
+const LOOKS: u32 = 100;
 
 thread_local! {
     /// The team whose step the thread has begun, as its address.
@@ -68,9 +69,10 @@ impl Team {
         let shared = Arc::new(Shared {
             round: AtomicU64::new(0),
             work: UnsafeCell::new(None),
-            is_awake: AtomicBool::new(false),
             has_failed: AtomicBool::new(false),
-            wish: Mutex::new(Wish::Sleep),
+            n_asleep: AtomicUsize::new(0),
+            steps: AtomicU64::new(0),
+            has_ended: Mutex::new(false),
             changed: Condvar::new(),
         });
         let mut team = Self { shared, threads: Vec::new(), step: Mutex::new(()) };
@@ -93,8 +95,9 @@ impl Team {
         if WITHIN.get() == own {
             return work();
         }
-        let _step = Step { team: self, _held: lock(&self.step), before: WITHIN.replace(own) };
-        self.shared.tell(Wish::Wake);
+        let _step = Step { _held: lock(&self.step), before: WITHIN.replace(own) };
+        self.shared.steps.fetch_add(1, Ordering::SeqCst);
+        self.shared.wake();
         work()
     }
 
@@ -109,9 +112,10 @@ impl Team {
         let work_of_all: *const (dyn Fn() + Sync) = unsafe { std::mem::transmute(std::ptr::from_ref(work)) };
         // SAFETY: no round is open and nobody is in one: `Open` waited for that, and steps exclude each other.
         unsafe { *shared.work.get() = Some(Work(work_of_all)) };
-        let number = shared.round.load(Ordering::Relaxed) & !(NEXT - 1);
-        shared.round.store(number.wrapping_add(NEXT) | OPEN, Ordering::Release);
+        let number = shared.round.load(Ordering::Relaxed) & NUMBER;
+        shared.round.store(number.wrapping_add(NEXT) | OPEN, Ordering::SeqCst);
         let open = Open(shared);
+        shared.wake();
         work();
         drop(open);
         assert!(!shared.has_failed.load(Ordering::Relaxed), "a thread of the cpu device panicked");
@@ -124,7 +128,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A step, until it is dropped.
 struct Step<'a> {
-    team: &'a Team,
     _held: MutexGuard<'a, ()>,
     /// What the thread was within before.
     before: usize,
@@ -133,7 +136,6 @@ struct Step<'a> {
 impl Drop for Step<'_> {
     fn drop(&mut self) {
         WITHIN.set(self.before);
-        self.team.shared.tell(Wish::Sleep);
     }
 }
 
@@ -143,9 +145,10 @@ struct Open<'a>(&'a Shared);
 impl Drop for Open<'_> {
     fn drop(&mut self) {
         self.0.round.fetch_and(!OPEN, Ordering::AcqRel);
-        let mut patience = Patience::default();
+        let mut looks = 0;
         while self.0.round.load(Ordering::Acquire) & INSIDE > 0 {
-            patience.wait();
+            looks += 1;
+            if looks < LOOKS { hint::spin_loop() } else { thread::yield_now() }
         }
     }
 }
@@ -162,73 +165,98 @@ impl Drop for Inside<'_> {
     }
 }
 
+/// What a thread finds that waits for work.
+enum Found {
+    /// A round that is open, as it was when it was found.
+    Round(u64),
+    /// A step, whose first round may come soon.
+    Step,
+    /// That all is over.
+    End,
+}
+
 impl Shared {
-    fn tell(&self, wish: Wish) {
-        *lock(&self.wish) = wish;
-        self.is_awake.store(wish == Wish::Wake, Ordering::Release);
-        if wish != Wish::Sleep {
+    /// Wakes those who sleep. Called behind a change: either it is seen by whoever is about to sleep, or that is seen
+    /// here.
+    fn wake(&self) {
+        if self.n_asleep.load(Ordering::SeqCst) > 0 {
+            drop(lock(&self.has_ended));
             self.changed.notify_all();
         }
     }
 
     /// What a thread does from its start to its end.
     fn serve(&self) {
-        let mut done = 0;
+        let mut done = 0; // the round that it has been in last
         loop {
-            let mut wish = lock(&self.wish);
-            while *wish == Wish::Sleep {
-                wish = self.changed.wait(wish).unwrap_or_else(PoisonError::into_inner);
+            match self.look(done).map_or_else(|| self.sleep(done), Found::Round) {
+                Found::Round(round) => self.join(round, &mut done),
+                Found::Step => {}
+                Found::End => return,
             }
-            if *wish == Wish::End {
-                return;
-            }
-            drop(wish);
-            self.take_part(&mut done);
         }
     }
 
-    /// Joins the rounds of a step; `done` is the one that it has been in last.
-    fn take_part(&self, done: &mut u64) {
-        let mut patience = Patience::default();
-        while self.is_awake.load(Ordering::Acquire) {
-            let round = self.round.load(Ordering::Acquire);
-            let is_new = round & OPEN > 0 && round & !(NEXT - 1) != *done;
-            let joined =
-                is_new && self.round.compare_exchange(round, round + 1, Ordering::AcqRel, Ordering::Relaxed).is_ok();
-            if joined {
-                *done = round & !(NEXT - 1);
-                let _inside = Inside(self);
-                // SAFETY: the round is open, or waits for this thread to leave: its work was written before it was
-                // opened, and is alive.
-                let work = unsafe { (*self.work.get()).expect("an open round has work") };
-                // SAFETY: as above.
-                unsafe { (*work.0)() };
-                patience = Patience::default();
-            } else if !is_new {
-                patience.wait();
+    /// Looks for an open round other than the one that is done, for a while.
+    fn look(&self, done: u64) -> Option<u64> {
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS {
+                let round = self.round.load(Ordering::Acquire);
+                if is_new(round, done) {
+                    return Some(round);
+                }
+                hint::spin_loop();
+            }
+            if start.elapsed() > PATIENCE {
+                return None;
             }
         }
+    }
+
+    /// Sleeps until there is something.
+    fn sleep(&self, done: u64) -> Found {
+        let mut has_ended = lock(&self.has_ended);
+        let steps = self.steps.load(Ordering::SeqCst);
+        self.n_asleep.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            let round = self.round.load(Ordering::SeqCst);
+            if *has_ended {
+                break Found::End;
+            } else if is_new(round, done) {
+                break Found::Round(round);
+            } else if self.steps.load(Ordering::SeqCst) != steps {
+                break Found::Step;
+            }
+            has_ended = self.changed.wait(has_ended).unwrap_or_else(PoisonError::into_inner);
+        };
+        self.n_asleep.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+
+    /// Does the work of a round, unless it was closed, or another thread joined it, since it was looked at.
+    fn join(&self, round: u64, done: &mut u64) {
+        if self.round.compare_exchange(round, round + 1, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            return;
+        }
+        *done = round & NUMBER;
+        let _inside = Inside(self);
+        // SAFETY: the round is open, or waits for this thread to leave: its work was written before it was opened, and
+        // is alive.
+        let work = unsafe { (*self.work.get()).expect("an open round has work") };
+        // SAFETY: as above.
+        unsafe { (*work.0)() };
     }
 }
 
-/// Waits shortly again and again, at first without giving up the core.
-#[derive(Default)]
-struct Patience(u32);
-
-impl Patience {
-    fn wait(&mut self) {
-        if self.0 < LOOKS {
-            self.0 += 1;
-            hint::spin_loop();
-        } else {
-            thread::yield_now();
-        }
-    }
+fn is_new(round: u64, done: u64) -> bool {
+    round & OPEN > 0 && round & NUMBER != done
 }
 
 impl Drop for Team {
     fn drop(&mut self) {
-        self.shared.tell(Wish::End);
+        *lock(&self.shared.has_ended) = true;
+        self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // one that panicked was heard of
         }
@@ -245,8 +273,6 @@ pub(crate) fn threads_or_cores(n_threads: usize) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::AtomicUsize;
-
     use super::*;
 
     #[test]
@@ -289,6 +315,29 @@ mod tests {
             scope.spawn(step);
         });
         assert_eq!(most.load(Ordering::SeqCst), 1);
+    }
+
+    #[test]
+    fn threads_that_sleep_wake_up_for_a_launch() {
+        let team = Team::new(3, "test").unwrap();
+        let asleep = || team.shared.n_asleep.load(Ordering::SeqCst);
+        for _ in 0..5 {
+            let start = Instant::now();
+            while asleep() < 2 {
+                assert!(start.elapsed() < Duration::from_secs(60), "nobody sleeps");
+                thread::sleep(PATIENCE);
+            }
+            // Three have to come, or it does not end.
+            let n_here = AtomicUsize::new(0);
+            team.within(|| {
+                team.together(&|| {
+                    n_here.fetch_add(1, Ordering::SeqCst);
+                    while n_here.load(Ordering::SeqCst) < 3 {
+                        thread::yield_now();
+                    }
+                });
+            });
+        }
     }
 
     #[test]
