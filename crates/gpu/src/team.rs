@@ -1,5 +1,5 @@
-//! Threads that do the blocks of launches together. Behind a launch they wait for the next one without sleeping, so that
-//! it is handed over in about a microsecond; where none comes for a while, they sleep.
+//! Threads that do the blocks of launches together. Behind a launch they look for the next one before they sleep, so
+//! that it is handed over in about a microsecond.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
@@ -52,8 +52,8 @@ const NUMBER: u64 = !(NEXT - 1);
 /// How long a thread looks for the next round before it sleeps: longer than a GPU takes for its part of a layer.
 const PATIENCE: Duration = Duration::from_micros(500);
 
-/// Looks between two looks at the clock, and before the launching thread lets others have its core.
-const LOOKS: u32 = 100;
+/// Looks before a thread lets others have its core: two or three microseconds.
+const LOOKS: u32 = 50;
 
 thread_local! {
     /// The team whose step the thread has begun, as its address.
@@ -208,6 +208,7 @@ impl Shared {
                 }
                 hint::spin_loop();
             }
+            thread::yield_now(); // to whoever else has something to do
             if start.elapsed() > PATIENCE {
                 return None;
             }
