@@ -1,8 +1,9 @@
 //! What a person sees while kernels compile and a model is loaded.
 
 use super::output::Output;
-use engine::plan::memory::{LoadProgress, MemoryPlan};
+use engine::plan::memory::{HostPlan, LoadProgress, MemoryPlan};
 use kernel::object::store::{Loaded, Progress, StoreError};
+use system::units::human_bytes;
 
 /// A bar while kernels compile, where anyone would see it.
 pub(crate) struct CompileProgress<'a> {
@@ -24,10 +25,28 @@ impl LoadProgress for CompileProgress<'_> {
     fn planned(&self, memory: &MemoryPlan) {
         self.bar.finish_and_clear();
         self.output.detail(&format!("memory of {}: {memory}", memory.device));
+        if let Some(host) = memory.host.as_ref().filter(|_| memory.missing_bytes() == 0) {
+            self.output.note(&host_note(host));
+        }
         if let Some(gain) = &memory.gain {
             self.output.detail(&gain.to_string());
         }
     }
+}
+
+/// What the processor computes, and what that costs.
+fn host_note(host: &HostPlan) -> String {
+    let [n, all] = host.n_layers;
+    let [here, in_all] = host.bytes_per_token.map(human_bytes);
+    let weights = human_bytes(host.weights as u64);
+    let mut text = format!(
+        "the processor computes the experts of the last {n} of {all} layers: {weights} in main memory, which reads \
+         {here} of the {in_all} of a token"
+    );
+    if host.is_read_again() {
+        text += "; it has not so much free: what it lacks comes from the disk, again and again";
+    }
+    text
 }
 
 impl Progress for CompileProgress<'_> {

@@ -5,7 +5,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::output::Output;
-use crate::args::ModelArgs;
+use crate::args::{ModelArgs, Placement, PlacementArgs};
+use engine::device::Device;
 use format::Dtype;
 use model::checkpoint::Tensor;
 use model::checkpoint::bin::HEADER;
@@ -27,6 +28,14 @@ pub(crate) struct Args {
     /// List the tensors of every layer, not one line for all layers
     #[arg(long)]
     all: bool,
+
+    /// Tell what of the model would be computed where, if this device ran it, and how fast that could be at most: the
+    /// memories of both are measured for it
+    #[arg(long, value_name = "D")]
+    device: Option<Device>,
+
+    #[command(flatten)]
+    placement: PlacementArgs,
 }
 
 /// The one object that `--json` prints.
@@ -47,6 +56,8 @@ struct Report<'a> {
     config: &'a ModelConfig,
     findings: Vec<FindingReport<'a>>,
     tensors: Vec<StoredTensorRow>,
+    /// Who computes what; null without `--device`.
+    placement: Option<Placement>,
 }
 
 #[derive(Serialize)]
@@ -90,6 +101,11 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         config: &checkpoint.config,
         findings: checkpoint.findings.iter().map(FindingReport::new).collect(),
         tensors: rows(checkpoint.tensors.values(), args.all),
+        placement: args
+            .device
+            .as_ref()
+            .map(|device| Placement::new(&checkpoint, device, &args.placement))
+            .transpose()?,
     };
     if output.is_json() { Ok(output.json(&report)?) } else { print(&report, output) }
 }
@@ -131,6 +147,7 @@ fn print(report: &Report, output: &Output) -> anyhow::Result<()> {
     let (total, per_token) = (human_bytes(report.tensor_bytes), human_bytes(report.bytes_per_token));
     output.line(&format!("\n{count} tensors, {total}; a step for one token reads {per_token} of them"))?;
     report.gain.as_ref().map_or(Ok(()), |gain| output.line(&gain.to_string()))?;
+    report.placement.iter().flat_map(Placement::lines).try_for_each(|line| output.line(&line))?;
     for finding in &report.findings {
         output.line(&format!("\nfound: {}", finding.message))?;
     }

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 
 use crate::args::DeviceArgs;
+use crate::usage::UsageError;
 use engine::device::{Device, auto, open_runtime};
 use hint::Hint;
-use model::checkpoint::{Checkpoint, Tensor};
+use model::checkpoint::Checkpoint;
 use replica::Start;
 use system::bounded_process::this_program;
 
@@ -31,10 +32,7 @@ impl Hint for TooFewDevices {
 /// least one.
 pub(super) fn here(args: &DeviceArgs, checkpoint: &Checkpoint) -> anyhow::Result<Vec<Device>> {
     let devices = match &args.device {
-        Device::Auto => {
-            let weights: usize = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
-            auto::choose(&args.source.tables()?, weights / args.tp as usize).devices()
-        }
+        Device::Auto => auto::choose(&args.source.tables()?, args.wanted(checkpoint)).devices(),
         Device::Gpu { runtime, ordinal, arch } => {
             let n = open_runtime(*runtime)?.n_devices();
             let gpu = |ordinal| Device::Gpu { runtime: *runtime, ordinal, arch: arch.clone() };
@@ -73,6 +71,10 @@ pub(super) fn starts(
     n: usize,
     more: &[OsString],
 ) -> anyhow::Result<Vec<Start>> {
+    if args.placement.asked_layers() > 0 {
+        let why = "each of several GPUs has all of the model, and the processor would compute for all of them";
+        return Err(UsageError(format!("`--n-cpu-moe` does not go with `-g`: {why}")).into());
+    }
     let (mut here, tp) = (here(args, checkpoint)?, args.tp as usize);
     let n_threads = match &here[..] {
         // Cores are shared out.
@@ -92,7 +94,7 @@ pub(super) fn starts(
         }
     };
     let words = |device: &Device| {
-        let own = ["--device".into(), device.to_string(), "--threads".into(), n_threads.to_string()];
+        let own = ["--device", &device.to_string(), "--threads", &n_threads.to_string(), "--n-cpu-moe", "0"];
         let more = more.iter().cloned().chain(own.map(OsString::from)).chain(["--ranks", "1"].map(OsString::from));
         // The last of two flags counts, and what stands behind `--` is none.
         let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();

@@ -25,18 +25,19 @@ pub(crate) struct SpanLine<'a> {
     with_reasons: bool,
 }
 
-/// The lines in the order of the graph; of a node in the order of row counts. Where reasons are asked for, launches
-/// are alike only if the same runs of theirs are not fused for the same reasons.
-pub(crate) fn lines(decisions: &Decisions, with_reasons: bool) -> Vec<SpanLine<'_>> {
+/// The lines of all places in the order of the graph; of a node in the order of row counts. Where reasons are asked
+/// for, launches are alike only if the same runs of theirs are not fused for the same reasons.
+pub(crate) fn lines<'a>(decisions: &[&'a Decisions], with_reasons: bool) -> Vec<SpanLine<'a>> {
+    let all = || decisions.iter().flat_map(|decisions| &decisions.all);
     let most = |rows: Rows| {
-        let of_decode = decisions.all.iter().filter(|one| one.rows == rows && one.step == StepKind::Decode);
+        let of_decode = all().filter(|one| one.rows == rows && one.step == StepKind::Decode);
         of_decode.map(|one| one.last_row_count).max().unwrap_or(0)
     };
     let (most_rows, most_logits) = (most(Rows::All), most(Rows::Logits));
     let most = |line: &SpanLine<'_>| if line.decision.rows == Rows::All { most_rows } else { most_logits };
 
     let mut lines = joined(
-        decisions.all.iter().map(|decision| SpanLine::new(decisions, decision, with_reasons)),
+        decisions.iter().flat_map(|of| of.all.iter().map(|decision| SpanLine::new(of, decision, with_reasons))),
         SpanLine::takes_layer,
     );
     lines = joined(lines.into_iter(), SpanLine::takes_range);
@@ -113,7 +114,9 @@ impl<'a> SpanLine<'a> {
     }
 
     fn is_of_same_launch(&self, next: &Self) -> bool {
-        self.generic == next.generic && self.decision.rows == next.decision.rows && self.problem == next.problem
+        let (own, other) = (self.decision, next.decision);
+        let is_alike = own.rows == other.rows && own.place == other.place;
+        self.generic == next.generic && is_alike && self.problem == next.problem
     }
 
     /// Whether the same was decided, for the same reasons.

@@ -33,7 +33,7 @@ pub fn load(model: Option<String>, n_slots: usize, n_tokens: usize) -> Result<Lo
 
     let library = Library::load(&Library::default_search(None))?;
     let tables = TuningTables::load(&TuningTables::default_search(None))?;
-    let opened = auto::choose(&tables, 0).open(&tables, 0)?;
+    let opened = auto::choose(&tables, auto::Wanted::default()).open(&tables, 0)?;
     let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
     let sizes = Sizes::for_tokens(n_slots, n_tokens, n_slots);
     let options = ModelOptions {
@@ -49,6 +49,6 @@ pub fn load(model: Option<String>, n_slots: usize, n_tokens: usize) -> Result<Lo
         prefix_cache: PrefixCache::OFF,
         drafts: None,
     };
-    let options = EngineOptions { pipeline, peers: vec![], model: options, watchdog: None };
+    let options = EngineOptions { pipeline, peers: vec![], host: None, model: options, watchdog: None };
     Ok(Loaded { engine: Engine::load(&checkpoint, options, &())?, tokenizer })
 }

@@ -5,17 +5,17 @@ use std::time::Instant;
 use clap::Args;
 use engine::blueprint;
 use engine::device::Device;
-use engine::device::auto::{self, Opened, Reason};
-use engine::plan::memory::weight_bytes;
+use engine::device::auto::{self, Opened, Reason, Wanted};
 use engine::{Engine, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::template::Precision;
-use model::checkpoint::{Checkpoint, Tensor};
+use model::checkpoint::Checkpoint;
 use model::config::tensor_parallel::TpRank;
 
 use super::kv::KvArgs;
+use super::placement::{PlacementArgs, Shares};
 use super::room::Room;
 use super::source::SourceArgs;
 use crate::compile_progress::CompileProgress;
@@ -50,6 +50,9 @@ pub(crate) struct DeviceArgs {
     pub(crate) stored_weights: bool,
 
     #[command(flatten)]
+    pub(crate) placement: PlacementArgs,
+
+    #[command(flatten)]
     pub(crate) source: SourceArgs,
 }
 
@@ -76,8 +79,7 @@ impl DeviceArgs {
         let (library, tables) = (self.source.library()?, self.source.tables()?);
         let n_threads = self.threads_of_one();
         let opened = if self.device == Device::Auto {
-            let weights: usize = checkpoint.tensors.values().map(Tensor::len_bytes).sum();
-            auto::choose(&tables, weights / self.tp as usize).open(&tables, n_threads)?
+            auto::choose(&tables, self.wanted(checkpoint)).open(&tables, n_threads)?
         } else {
             let (target, driver) = self.device.open(&tables, n_threads)?;
             Opened { device: self.device.clone(), target, driver, reason: None }
@@ -86,7 +88,13 @@ impl DeviceArgs {
             if is_of_several { output.note(&text) } else { output.detail(&text) }
         }
         let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
-        Ok((pipeline, opened.device))
+        Ok((pipeline.with_memory(self.placement.most_bytes()), opened.device))
+    }
+
+    /// What a model wants of a device.
+    pub(crate) fn wanted(&self, checkpoint: &Checkpoint) -> Wanted {
+        let [model_bytes, least_bytes] = self.weights_of_device(checkpoint);
+        Wanted { model_bytes, least_bytes, most_bytes: self.placement.most_bytes() }
     }
 
     /// What the first device has of a model.
@@ -129,24 +137,23 @@ impl DeviceArgs {
         let part = checkpoint.part(self.part())?;
         let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
         let cache = &KvArgs { chunk, speculate, ..cache.clone() };
-        let kv_budget_bytes = cache.budget_bytes(&part, pipeline.driver())?;
-        let free_bytes = pipeline.driver().memory()?.map(|memory| memory.free_bytes);
-        let weights = weight_bytes(&part, pipeline.driver());
-        let room = Room {
-            checkpoint: &part,
-            target: pipeline.target(),
-            cache,
-            precision,
-            kv_budget_bytes,
-            spare_bytes: free_bytes.map(|free| free.saturating_sub(weights)),
+        let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
+        let shares = Shares::new(&part, &pipeline, host.as_ref().map(|host| host.layers))?;
+        let kv_budget_bytes = cache.budget_bytes(shares);
+        let spare_bytes = match pipeline.memory()? {
+            Some(memory) if !shares.yields => Some(memory.free_bytes.saturating_sub(shares.weights)),
+            Some(_) => Some(kv_budget_bytes), // more would take experts off the device
+            None => None,
         };
+        let room =
+            Room { checkpoint: &part, target: pipeline.target(), cache, precision, kv_budget_bytes, spare_bytes };
         let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
         if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {
             cache.check(&layout)?; // what does not fit is an error below
         }
         let start = Instant::now();
         let watchdog = step_timeout::watchdog(&device, output)?;
-        let options = EngineOptions { pipeline, peers, model, watchdog };
+        let options = EngineOptions { pipeline, peers, host, model, watchdog };
         let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
         let layout = engine.kv_layout();
         output.detail(&format!(
@@ -176,6 +183,8 @@ pub(crate) fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -
 
 /// Kernels from the cache and compiled, for the summary at the end of a command.
 pub(crate) fn kernel_counts(engine: &Engine) -> (usize, usize) {
-    let stats = engine.executor().pipeline().store().stats();
-    (stats.from_cache, stats.compiled)
+    let executor = engine.executor();
+    let stores = std::iter::once(executor.pipeline()).chain(executor.host_pipeline());
+    let stats = stores.map(|pipeline| pipeline.store().stats());
+    stats.fold((0, 0), |(from_cache, compiled), stats| (from_cache + stats.from_cache, compiled + stats.compiled))
 }

@@ -4,15 +4,15 @@ use clap::Args;
 use engine::Sizes;
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::{BLOCK_TOKENS, KvDtypes, KvLayout, KvRequest};
-use engine::plan::memory::weight_bytes;
 use engine::scheduler::DraftOptions;
 use format::Dtype;
-use gpu::{DeviceMemory, Driver};
+use gpu::DeviceMemory;
 use hint::Hint;
 use kernel::pipeline::Pipeline;
 use kernel::target::Target;
 use kernel::template::Precision;
-use model::checkpoint::Checkpoint;
+
+use super::placement::Shares;
 
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
@@ -140,7 +140,7 @@ impl KvArgs {
     pub(crate) fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
         let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
         let is_large = |memory: DeviceMemory| memory.total_bytes >= LARGE_MEMORY;
-        let usual = if is_gpu && pipeline.driver().memory()?.is_some_and(is_large) { LARGE_CHUNK } else { CHUNK };
+        let usual = if is_gpu && pipeline.memory()?.is_some_and(is_large) { LARGE_CHUNK } else { CHUNK };
         Ok(self.chunk.unwrap_or(usual))
     }
 
@@ -188,14 +188,16 @@ impl KvArgs {
         }
     }
 
-    /// What keys and values may take: as asked, or half of what the weights leave free. Where the weights leave
-    /// nothing, it is they that do not fit, which the memory plan will say.
-    pub(super) fn budget_bytes(&self, checkpoint: &Checkpoint, driver: &dyn Driver) -> anyhow::Result<usize> {
-        let Some(mib) = self.kv_memory else {
-            let weights = weight_bytes(checkpoint, driver);
-            let left = |memory: DeviceMemory| memory.free_bytes.checked_sub(weights).filter(|left| *left > 0);
-            return Ok(driver.memory()?.and_then(left).map_or(usize::MAX, |left| left / 2));
-        };
-        Ok(mib.saturating_mul(1 << 20))
+    /// What keys and values may take by a flag, in bytes.
+    pub(super) fn asked_bytes(&self) -> Option<usize> {
+        self.kv_memory.map(|mib| mib.saturating_mul(1 << 20))
+    }
+
+    /// What keys and values may take: as asked, or half of what the weights leave free; an eighth where experts make
+    /// room for it, which the processor then computes. Where the weights leave nothing, it is they that do not fit,
+    /// which the memory plan will say.
+    pub(super) fn budget_bytes(&self, shares: Shares) -> usize {
+        let part = if shares.yields { 8 } else { 2 };
+        self.asked_bytes().or(shares.left.map(|left| left / part)).unwrap_or(usize::MAX)
     }
 }

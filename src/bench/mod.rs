@@ -18,6 +18,7 @@ use engine::Sizes;
 use model::checkpoint::Checkpoint;
 use model::config::NamedShape;
 use report::{Kernels, Report};
+use workbench::bench::limits::MachineLimits;
 use workbench::bench::measure::{Bench, Measured};
 use workbench::bench::roofline::Model;
 use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
@@ -134,6 +135,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         output,
         suite: &suite,
         kernels: Kernels::default(),
+        host: None,
     };
     let mut measured = Vec::new();
     for (works, sizes) in sessions {
@@ -147,6 +149,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         device,
         target,
         limits: &limits,
+        host: session.host.as_ref().map(|(n_layers, limits)| (*n_layers, limits)),
         n_devices,
         links: links.as_ref(),
         measured: &measured,
@@ -168,6 +171,8 @@ struct Session<'a> {
     output: &'a Output,
     suite: &'a Suite,
     kernels: Kernels,
+    /// Layers whose experts the processor computed, and its limits, where it did.
+    host: Option<(usize, MachineLimits)>,
 }
 
 impl Session<'_> {
@@ -180,7 +185,11 @@ impl Session<'_> {
         let start = Instant::now();
         let mut engine = self.device.load(self.checkpoint, &cache, sizes, self.output)?;
         let load_s = start.elapsed().as_secs_f64();
-        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtypes);
+        let n_on_host = engine.executor().memory_plan().host.as_ref().map_or(0, |host| host.n_layers[0]);
+        let model = Model::from_checkpoint(self.checkpoint, engine.kv_layout().dtypes).with_experts_on_host(n_on_host);
+        if let (Some(pipeline), None) = (engine.executor().host_pipeline(), &self.host) {
+            self.host = Some((n_on_host, limits::measure(pipeline, limits::Care::Usual)?));
+        }
         let profiles = self.args.kernels || self.args.svg.is_some();
         let effort = self.suite.effort;
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles, load_s };

@@ -15,6 +15,7 @@ use crate::spans::{self, SpanLine};
 use engine::Sizes;
 use engine::blueprint::Blueprint;
 use engine::graph::kv_cache::KvDtypes;
+use engine::graph::placement::Place;
 use engine::graph::{Graph, StepShape};
 use engine::plan::decisions::Decisions;
 use hint::chain;
@@ -124,7 +125,7 @@ impl Planned {
         let options = args.cache.model_options(precision, sizes, kv_budget_bytes);
         let Blueprint { graph, limits, .. } =
             Blueprint::new(checkpoint, &options, chooser.target(), chooser.library())?;
-        let decisions = Decisions::new(&graph, chooser, limits)?;
+        let decisions = Decisions::new(&graph, Place::Device, chooser, limits)?;
         Ok(Self { graph, decisions })
     }
 
@@ -132,7 +133,7 @@ impl Planned {
     fn launches(&self, work: Workload, context: usize) -> Vec<StepLaunch> {
         let n = work.batch();
         let shape = StepShape { n_rows: n, n_logit_rows: n, kind: StepKind::Decode, compares: false };
-        let lines = spans::lines(&self.decisions, false);
+        let lines = spans::lines(&[&self.decisions], false);
         lines.iter().filter_map(|line| self.launch(line, shape, context)).collect()
     }
 
@@ -170,7 +171,7 @@ impl Predicted {
     /// What no GPU passes whose memory and matrix units do what their maker says.
     fn limit_tok_per_s(&self, product: &Product) -> f64 {
         let flop_per_s = Some(1e12 * product.matrix_tflops()).filter(|flop| *flop > 0.0).unwrap_or(f64::INFINITY);
-        self.batch as f64 / self.cost.least_s(1e9 * product.memory_gbps, flop_per_s)
+        self.batch as f64 / self.cost.least_s_at(1e9 * product.memory_gbps, flop_per_s)
     }
 
     /// The launches, those first that take most of the step.

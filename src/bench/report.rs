@@ -23,6 +23,8 @@ pub(super) struct Report<'a> {
     pub(crate) target: String,
     /// Those of one device.
     pub(crate) limits: &'a MachineLimits,
+    /// Layers whose experts the processor beside it computes, and its limits.
+    pub(crate) host: Option<(usize, &'a MachineLimits)>,
     /// How many compute the model together.
     pub(crate) n_devices: usize,
     /// What these are to each other.
@@ -62,6 +64,10 @@ impl Report<'_> {
             self.target
         ))?;
         self.limits.lines().iter().try_for_each(|line| output.line(line))?;
+        if let Some((n_layers, limits)) = self.host {
+            output.line(&format!("the processor computes the experts of the last {n_layers} layers:"))?;
+            limits.lines().iter().try_for_each(|line| output.line(&format!("  {line}")))?;
+        }
         self.links.map(Links::lines).iter().flatten().try_for_each(|line| output.line(line))?;
         self.print_works(output)?;
         for measured in self.measured {
@@ -131,7 +137,7 @@ impl Report<'_> {
 
     /// Tokens per second of all devices at their limits, with no time for what they tell each other.
     fn limit_tok_per_s(&self, measured: &Measured) -> f64 {
-        self.all(measured.limit_tok_per_s(self.limits))
+        self.all(measured.limit_tok_per_s(self.limits, self.host.map(|(_, limits)| limits)))
     }
 
     /// Bytes and operations per second, of all devices.
@@ -171,6 +177,7 @@ impl Report<'_> {
         json!({
             "schema": 2, "model": self.model, "layers": self.n_layers, "weights": self.weights, "kv": self.kv,
             "device": self.device, "devices": self.n_devices, "target": self.target, "limits": self.limits.json(),
+            "host": self.host.map(|(n_layers, limits)| json!({ "layers": n_layers, "limits": limits.json() })),
             "links": self.links.map(Links::json),
             "measured": self.measured.iter().map(|m| self.work_json(m)).collect::<Vec<_>>(),
             "kernels": { "from_cache": self.kernels.from_cache, "compiled": self.kernels.compiled },
@@ -188,7 +195,7 @@ impl Report<'_> {
             "tokens": measured.tokens, "steps": measured.steps, "seconds": measured.seconds,
             "tok_per_s": measured.tok_per_s(), "spread": measured.spread(),
             "limit_tok_per_s": limit, "limit_fraction": measured.tok_per_s() / limit,
-            "bytes": measured.cost.bytes, "flop": measured.cost.flop,
+            "bytes": measured.cost.bytes, "flop": measured.cost.flop, "host_bytes": measured.cost.host_bytes,
             "gbps": bytes_per_s / 1e9, "memory_fraction": bytes_per_s / self.all(self.limits.memory_bytes_per_s()),
             "tflops": flop_per_s / 1e12, "flop_fraction": flop_per_s / self.all(self.limits.flop_per_s()),
             "load_s": measured.load_s, "others_fraction": measured.others,

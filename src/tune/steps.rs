@@ -181,13 +181,16 @@ impl Engines<'_> {
             max_prompt_rows: None,
             prefix_cache: PrefixCache::OFF,
         };
-        let mut engine =
-            Engine::load(&setup.checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())?;
+        let mut engine = Engine::load(
+            &setup.checkpoint,
+            EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None },
+            &(),
+        )?;
         let model = Model::from_checkpoint(&setup.checkpoint, engine.kv_layout().dtypes);
         let mut bench = Bench { engine: &mut engine, model: &model, effort, profiles: false, load_s: 0.0 };
         let measured = bench.measure(which)?;
         let limits = self.limits.as_ref().expect("measured above");
-        Ok(Done { tok_per_s: measured.tok_per_s(), limit: measured.limit_tok_per_s(limits) })
+        Ok(Done { tok_per_s: measured.tok_per_s(), limit: measured.limit_tok_per_s(limits, None) })
     }
 
     /// What is done, in which sizes, and the most rows of a step.

@@ -24,6 +24,9 @@ pub enum EngineError {
     /// The model cannot be cut for so many devices.
     #[error(transparent)]
     Part(#[from] TensorParallelError),
+    /// Several devices compute the model together, and the processor was to compute a part of it.
+    #[error("the processor computes a part of a model beside one device, not beside several")]
+    HostWithPeers,
     /// Something that a step launched went wrong, which is known when its tokens are waited for.
     #[error("could not finish a step")]
     Step(#[source] gpu::GpuError),
@@ -67,6 +70,7 @@ impl Hint for EngineError {
                     .into(),
             ),
             Self::Prompt(error) => error.hint(),
+            Self::HostWithPeers => None,
         }
     }
 }

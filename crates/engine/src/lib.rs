@@ -46,6 +46,7 @@ use kernel::pipeline::Pipeline;
 use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;
 use model::config::tensor_parallel::TpRank;
+pub use part::HostShare;
 pub use prompt_error::PromptError;
 use ranks::Ranks;
 use times::HostTimes;
@@ -57,6 +58,8 @@ pub struct EngineOptions {
     pub pipeline: Pipeline,
     /// The same of other devices, which compute the model together with that one; most models need none.
     pub peers: Vec<Pipeline>,
+    /// This machine's cores, which compute a part of the model beside the device; a model with peers has none.
+    pub host: Option<HostShare>,
     /// How the model is run there.
     pub model: ModelOptions,
     /// Who notices that a device does not come back; devices whose launches are done when they return need nobody.
@@ -118,7 +121,10 @@ impl Engine {
         options: EngineOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, EngineError> {
-        let EngineOptions { pipeline, peers, model, watchdog } = options;
+        let EngineOptions { pipeline, peers, host, model, watchdog } = options;
+        if host.is_some() && !peers.is_empty() {
+            return Err(EngineError::HostWithPeers);
+        }
         let size = 1 + peers.len();
         let part = |rank| checkpoint.part(TpRank { rank, size });
         let first = part(0)?;
@@ -145,16 +151,18 @@ impl Engine {
                 Some(exchange.map_err(|source| PlanError::Device { label: "memory of all devices".into(), source })?)
             }
         };
-        let load = |rank, part: Checkpoint, pipeline: Pipeline| {
+        let load = |rank, part: Checkpoint, pipeline: Pipeline, host: Option<HostShare>| {
             let (of, exchange) = (TpRank { rank, size }, exchange.clone());
-            move |progress: &dyn LoadProgress| part::load(&part, of, pipeline, &model, exchange.as_ref(), progress)
+            move |progress: &dyn LoadProgress| {
+                part::load(&part, of, pipeline, host, &model, exchange.as_ref(), progress)
+            }
         };
         let mut others: Vec<Box<dyn FnOnce() -> Result<Executor, EngineError> + Send>> = Vec::new();
         for (i, peer) in peers.into_iter().enumerate() {
-            let load = load(1 + i, part(1 + i)?, peer);
+            let load = load(1 + i, part(1 + i)?, peer, None);
             others.push(Box::new(move || load(&())));
         }
-        let load = load(0, first, pipeline);
+        let load = load(0, first, pipeline, host);
         let executor = Ranks::load(|| load(progress), others, exchange, |plan| progress.planned(plan))?;
         let ahead = Ahead::new(executor.first(), max_logit_rows)?;
         let scheduler_options = SchedulerOptions {

@@ -69,7 +69,7 @@ pub enum GpuError {
     },
     /// The device could not be set up.
     #[error("could not start the threads of the cpu device")]
-    Threads(#[source] rayon::ThreadPoolBuildError),
+    Threads(#[source] std::io::Error),
     /// The loader refuses the object.
     #[error("could not load the object of kernel `{entry}`: {reason}")]
     NotLoadable {

@@ -10,10 +10,10 @@ use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
-use rayon::ThreadPool;
 
 use crate::launch::{Argument, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
+use crate::team::{Team, threads_or_cores};
 use crate::{DeviceMemory, Driver, GpuError};
 
 /// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
@@ -36,7 +36,7 @@ pub(crate) struct Loaded {
 
 /// This machine's cores.
 pub struct HostDriver {
-    pool: ThreadPool,
+    team: Team,
     /// Held while anything reads or writes buffers: what makes the safe functions of [`Driver`] race-free.
     stream: Mutex<()>,
     /// The most private memory that launches were granted, for each thread.
@@ -59,12 +59,8 @@ impl HostDriver {
     /// # Errors
     /// [`GpuError::Threads`].
     pub fn new(n_threads: usize) -> Result<Self, GpuError> {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(n_threads)
-            .thread_name(|i| format!("cpu device {i}"))
-            .build()
-            .map_err(GpuError::Threads)?;
-        Ok(Self { pool, stream: Mutex::new(()), scratch_bytes: AtomicUsize::new(0) })
+        let team = Team::new(threads_or_cores(n_threads), "cpu device").map_err(GpuError::Threads)?;
+        Ok(Self { team, stream: Mutex::new(()), scratch_bytes: AtomicUsize::new(0) })
     }
 }
 
@@ -74,7 +70,7 @@ impl Driver for HostDriver {
     }
 
     fn parallelism(&self) -> usize {
-        self.pool.current_num_threads()
+        self.team.len()
     }
 
     fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
@@ -82,7 +78,7 @@ impl Driver for HostDriver {
     }
 
     fn allocate(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
-        Buffer::pages(len_bytes).map_err(|_| out_of_memory(len_bytes, None))
+        allocate(len_bytes)
     }
 
     fn fenced(&self, len_bytes: usize) -> Result<Option<Buffer>, GpuError> {
@@ -165,8 +161,8 @@ impl Driver for HostDriver {
     }
 
     fn enter(&self, work: &mut (dyn FnMut() + Send)) {
-        // Launching from a thread of the pool saves waking this one up after every launch.
-        self.pool.install(work);
+        // The other threads wake up for all launches, and not for each.
+        self.team.within(work);
     }
 }
 
@@ -190,7 +186,7 @@ impl HostDriver {
     /// Hands the blocks out in runs of neighbours: what a block asks the memory for ahead is mostly its own thread's
     /// next block. Runs get shorter, down to one block, so that a slow one does not hold up a share of the grid.
     fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
-        let n_threads = n_blocks.min(self.pool.current_num_threads() as u64);
+        let n_threads = n_blocks.min(self.team.len() as u64);
         let run_end = |begin: u64| begin + ((n_blocks - begin) / (RUNS_OF_A_THREAD * n_threads)).max(1);
         let next = AtomicU64::new(0);
         let taken = |begin| (begin < n_blocks).then(|| run_end(begin));
@@ -199,17 +195,18 @@ impl HostDriver {
                 (begin..run_end(begin)).for_each(run);
             }
         };
-        self.pool.install(|| with_others(n_threads, &work));
+        // Whoever does not come before all is done is not waited for: to wake a thread may take longer than the blocks
+        // of a small launch.
+        self.team.within(|| self.team.together(&work));
     }
 }
 
-/// Does the work, and offers it to others until so many threads do it. Whoever does not come before all is done is not
-/// waited for: to wake a thread may take longer than the blocks of a small launch.
-fn with_others(n_threads: u64, work: &(impl Fn() + Sync)) {
-    match n_threads {
-        0 | 1 => work(),
-        n => drop(rayon::join(|| with_others(n - n / 2, work), || with_others(n / 2, work))),
-    }
+/// Zeroed memory of this process, which no device can reach by itself.
+///
+/// # Errors
+/// [`GpuError::OutOfMemory`].
+pub fn allocate(len_bytes: usize) -> Result<Buffer, GpuError> {
+    Buffer::pages(len_bytes).map_err(|_| out_of_memory(len_bytes, memory().map(|memory| memory.free_bytes)))
 }
 
 /// Memory of this machine: what programs could still get, and all of it. `None` where the system does not say.

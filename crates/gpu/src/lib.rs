@@ -28,6 +28,7 @@ mod mailbox;
 mod memory;
 mod power;
 mod runtime;
+mod team;
 
 pub use cubin::code as cubin_code;
 pub use error::GpuError;
@@ -194,6 +195,34 @@ pub trait Driver: Any + Send + Sync {
         let mut bytes = vec![0; from.len_bytes()];
         self.read(from, &mut bytes)?;
         self.write(to, &bytes)
+    }
+
+    /// Zeroed memory of this process, from and to which the device copies without anybody's help: what [`Self::bring`]
+    /// and [`Self::send`] are fast with. Any driver of this process's memory can use it.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`].
+    fn staging(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        host::allocate(len_bytes)
+    }
+
+    /// Copies memory of the device, the first of each pair, to the start of memory of this process, after everything
+    /// launched so far, and waits until all of it is there.
+    ///
+    /// # Errors
+    /// [`GpuError::Range`] when something does not fit, [`GpuError::ForeignMemory`], or the device's words, also about
+    /// what was launched.
+    fn bring(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        copies.iter().try_for_each(|(from, to)| to.copy_from_view(from))
+    }
+
+    /// Copies memory of this process, the first of each pair, to the start of memory of the device, before what is
+    /// launched next. The bytes stay as they are until the device has been waited for.
+    ///
+    /// # Errors
+    /// As [`Self::bring`].
+    fn send(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        copies.iter().try_for_each(|(from, to)| to.copy_from_view(from))
     }
 
     /// What the device takes now, in watts, as its driver says; `None` where nobody says.

@@ -26,6 +26,8 @@ enum Memory {
     Pages(MmapRaw),
     /// The same between two pages that nobody may touch; the length is that of a page.
     Fenced(MmapRaw, usize),
+    /// Memory of this process that a device can reach by itself.
+    Pinned(Box<dyn HostMemory>),
     /// Bytes that belong to somebody else, a mapped checkpoint for instance; any alignment.
     ReadOnly(Bytes),
     /// Memory that only one driver can address.
@@ -38,6 +40,14 @@ enum Memory {
         /// Frees the memory when it is dropped.
         _allocation: Box<dyn Any + Send + Sync>,
     },
+}
+
+/// Writable memory of this process that somebody allocated, and that is freed with this.
+pub(crate) trait HostMemory: Send + Sync {
+    /// Where it begins; valid for [`Self::len_bytes`] bytes.
+    fn address(&self) -> *mut u8;
+    /// Size in bytes.
+    fn len_bytes(&self) -> usize;
 }
 
 /// A driver, as the owner of memory: an address means nothing to another one.
@@ -93,6 +103,11 @@ impl Buffer {
         Ok(Self { memory: Arc::new(Memory::Fenced(pages, page_bytes)) })
     }
 
+    /// Memory of this process that a driver allocated.
+    pub(crate) fn pinned(memory: impl HostMemory + 'static) -> Self {
+        Self { memory: Arc::new(Memory::Pinned(Box::new(memory))) }
+    }
+
     /// Somebody else's bytes, where they lie.
     pub(crate) fn read_only(bytes: Bytes) -> Self {
         Self { memory: Arc::new(Memory::ReadOnly(bytes)) }
@@ -120,6 +135,7 @@ impl Buffer {
         match &*self.memory {
             Memory::Pages(pages) => pages.len(),
             Memory::Fenced(pages, page_bytes) => pages.len() - 2 * page_bytes,
+            Memory::Pinned(memory) => memory.len_bytes(),
             Memory::ReadOnly(bytes) => bytes.len(),
             Memory::Device { len_bytes, .. } => *len_bytes,
         }
@@ -145,6 +161,7 @@ impl Buffer {
         match &*self.memory {
             Memory::Pages(pages) => Some(pages.as_mut_ptr()),
             Memory::Fenced(pages, page_bytes) => Some(pages.as_mut_ptr().wrapping_add(*page_bytes)),
+            Memory::Pinned(memory) => Some(memory.address()),
             Memory::ReadOnly(bytes) => Some(bytes.as_ptr().cast_mut()),
             Memory::Device { .. } => None,
         }

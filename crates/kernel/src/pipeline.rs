@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use gpu::code_object::KernelFacts;
-use gpu::{Driver, GpuError, Kernel};
+use gpu::{DeviceMemory, Driver, GpuError, Kernel};
 
 use crate::choice::{self, Choice, Chooser, KernelRequest, NoKernel, Ranking, Rankings};
 use crate::object::compile::Request;
@@ -33,6 +33,8 @@ pub struct Pipeline {
     chooser: Chooser,
     store: Store,
     driver: Arc<dyn Driver>,
+    /// Bytes of the device's memory that may be used.
+    most_bytes: usize,
 }
 
 /// A kernel on the device, and what it was made from.
@@ -136,7 +138,26 @@ impl Pipeline {
         store: Store,
         driver: Arc<dyn Driver>,
     ) -> Result<Self, TuningError> {
-        Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver })
+        Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver, most_bytes: usize::MAX })
+    }
+
+    /// The same, which takes the device's memory for no larger than so many bytes.
+    #[must_use]
+    pub fn with_memory(self, most_bytes: usize) -> Self {
+        Self { most_bytes, ..self }
+    }
+
+    /// The device's memory, as far as it may be used; `None` where nobody says.
+    ///
+    /// # Errors
+    /// The device's words.
+    pub fn memory(&self) -> Result<Option<DeviceMemory>, GpuError> {
+        let most = |bytes: usize| bytes.min(self.most_bytes);
+        let capped = |memory: DeviceMemory| DeviceMemory {
+            free_bytes: most(memory.free_bytes),
+            total_bytes: most(memory.total_bytes),
+        };
+        Ok(self.driver.memory()?.map(capped))
     }
 
     /// What chooses.

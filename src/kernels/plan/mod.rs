@@ -13,6 +13,7 @@ use crate::usage::UsageError;
 use engine::Sizes;
 use engine::blueprint::Blueprint;
 use engine::device::Device;
+use engine::graph::placement::Place;
 use engine::plan::decisions::Decisions;
 use engine::plan::overruled::Overruled;
 use kernel::choice::Chooser;
@@ -44,6 +45,10 @@ pub(super) struct PlanArgs {
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
+    /// Layers, from the last on, whose experts this machine's processor computes from main memory
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    n_cpu_moe: usize,
+
     #[command(flatten)]
     cache: KvArgs,
 
@@ -72,14 +77,22 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let sizes = Sizes::for_tokens(n_slots, CAPACITY_TOKENS.min(checkpoint.config.max_seq_len), n_slots);
     let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
     let model = args.cache.model_options(precision, sizes, kv_budget_bytes);
-    let Blueprint { graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target, &library)?;
+    let Blueprint { mut graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target, &library)?;
+    if target.is_gpu() {
+        graph.place_experts(checkpoint.config.family, args.n_cpu_moe);
+    }
     let chooser = Chooser::new(library, tables, target)?;
-    let decisions = Decisions::new(&graph, &chooser, limits)?;
+    let decisions = Decisions::new(&graph, Place::Device, &chooser, limits)?;
     let overruled = Overruled::all(&graph, &chooser, &decisions);
-    args.check_ops(&decisions)?;
-    let mut lines = spans::lines(&decisions, args.why || output.is_json());
+    let host = Chooser::new(args.source.library()?, args.source.tables()?, Target::host())?;
+    let of_host = Decisions::new(&graph, Place::Host, &host, limits)?;
+    args.check_ops(&[&decisions, &of_host])?;
+    let mut lines = spans::lines(&[&decisions, &of_host], args.why || output.is_json());
     lines.retain(|line| args.asks_for(line));
-    let report = Report { model: args.model.name(), precision, limits, chooser: &chooser, lines: &lines, overruled };
+    let host = (!of_host.all.is_empty()).then(|| checkpoint.bytes_per_token_of_last_experts(args.n_cpu_moe));
+    let bytes_per_token = [checkpoint.bytes_per_token(), host.unwrap_or(0)];
+    let (model, chooser) = (args.model.name(), &chooser);
+    let report = Report { model, precision, limits, chooser, lines: &lines, overruled, bytes_per_token };
     if output.is_json() {
         return Ok(output.json(&report.json())?);
     }
@@ -95,9 +108,9 @@ impl PlanArgs {
     }
 
     /// Every op that is asked for is in the model.
-    fn check_ops(&self, decisions: &Decisions) -> Result<(), UsageError> {
+    fn check_ops(&self, all: &[&Decisions]) -> Result<(), UsageError> {
         let mut known: Vec<&String> = Vec::new();
-        for op in decisions.distinct().flat_map(|decision| &decisions.problem(decision).ops) {
+        for op in all.iter().flat_map(|of| of.distinct().flat_map(|decision| &of.problem(decision).ops)) {
             if !known.contains(&op) {
                 known.push(op);
             }

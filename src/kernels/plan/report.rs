@@ -1,8 +1,9 @@
 //! The words and the JSON of `kernels plan`.
 //!
-//! With `--json`, one object with `"schema": 1`: `model`, `target`, `precision`, `limits`, `launches` (see [`Launch`])
-//! and `overruled`: templates of one's own that a row keeps from winning, each with `template`, `file`, `priority`,
-//! `rows` (where: `step`, `first`, `last`), `why` and `advice`.
+//! With `--json`, one object with `"schema": 1`: `model`, `target`, `precision`, `limits`, `bytes_per_token` (of the
+//! weights, what the `device` and the `host` read), `launches` (see [`Launch`]) and `overruled`: templates of one's own
+//! that a row keeps from winning, each with `template`, `file`, `priority`, `rows` (where: `step`, `first`, `last`),
+//! `why` and `advice`.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +12,13 @@ use serde_json::json;
 
 use crate::output::Output;
 use crate::spans::SpanLine;
+use engine::graph::placement::Place;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
 use kernel::choice::{Choice, Chooser, Ranking, Why};
 use kernel::template::{Params, Precision, Template};
 use kernel::tuning::table::{Provenance, TuningRow};
+use system::units::human_bytes;
 
 /// All that there is to tell.
 pub(super) struct Report<'a> {
@@ -25,6 +28,8 @@ pub(super) struct Report<'a> {
     pub(crate) chooser: &'a Chooser,
     pub(crate) lines: &'a [SpanLine<'a>],
     pub(crate) overruled: Vec<Overruled>,
+    /// Weights that a step for one token reads, and those of them that the processor reads.
+    pub(crate) bytes_per_token: [u64; 2],
 }
 
 /// One launch of some layers, for a range of row counts.
@@ -33,6 +38,8 @@ struct Launch<'a> {
     nodes: String,
     layers: Vec<usize>,
     ops: &'a [String],
+    /// Who computes it: `device` or `host`.
+    place: &'static str,
     /// `decode`, `mixed` or `any`.
     step: &'static str,
     rows: RowCounts,
@@ -124,6 +131,7 @@ impl Report<'_> {
                 "max_logit_rows": self.limits.max_logit_rows,
                 "max_decode_rows": self.limits.max_decode_rows,
             },
+            "bytes_per_token": { "device": self.bytes_per_token[0] - self.bytes_per_token[1], "host": self.bytes_per_token[1] },
             "launches": launches,
             "overruled": overruled.collect::<Vec<_>>(),
         })
@@ -137,6 +145,10 @@ impl Report<'_> {
             nodes: line.label(),
             layers: line.layers.iter().copied().collect(),
             ops: &line.problem.ops,
+            place: match line.decision.place {
+                Place::Device => "device",
+                Place::Host => "host",
+            },
             step: line.step_name(),
             rows: RowCounts {
                 of: match line.decision.rows {
@@ -185,7 +197,11 @@ impl Report<'_> {
     /// The table, what is hidden and overruled, and all reasons if asked.
     pub(crate) fn print(&self, with_reasons: bool, output: &Output) -> anyhow::Result<()> {
         let cells: Vec<Vec<String>> = self.lines.iter().map(|line| self.cells(line)).collect();
-        output.table(&["nodes", "step", "rows", "template", "parameters", "chosen by", "next"], &cells, &[])?;
+        let header = ["nodes", "step", "rows", "template", "parameters", "chosen by", "next", "by"];
+        // Where the device computes everything, there is no need to say so.
+        let n_columns = header.len() - usize::from(!self.is_shared());
+        let shown: Vec<Vec<String>> = cells.into_iter().map(|row| row.into_iter().take(n_columns).collect()).collect();
+        output.table(&header[..n_columns], &shown, &[])?;
         if with_reasons {
             for line in self.lines {
                 output.line("")?;
@@ -204,6 +220,12 @@ impl Report<'_> {
             self.chooser.target().arch,
             self.precision,
         ));
+        if self.is_shared() {
+            let [all, host] = self.bytes_per_token;
+            let [device, host] = [all - host, host].map(human_bytes);
+            let arch = &self.chooser.target().arch;
+            output.note(&format!("weights that one token reads: {device} by {arch}, {host} by the processor"));
+        }
         Ok(())
     }
 
@@ -216,7 +238,16 @@ impl Report<'_> {
         };
         let (label, params) = (first.template.label(), params_text(&first.params));
         let step = line.step_name().to_owned();
-        vec![line.label(), step, line.row_counts(), label, params, self.chosen_by(line.ranking), next]
+        let by = match line.decision.place {
+            Place::Device => self.chooser.target().arch.clone(),
+            Place::Host => "the processor".to_owned(),
+        };
+        vec![line.label(), step, line.row_counts(), label, params, self.chosen_by(line.ranking), next, by]
+    }
+
+    /// Whether the processor computes a part.
+    fn is_shared(&self) -> bool {
+        self.bytes_per_token[1] > 0
     }
 
     /// `<built in>/matrix.toml:9, predicted`, or the priority.

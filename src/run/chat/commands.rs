@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
+use anyhow::Context;
+
 use super::{Chat, saved};
 use chat::Turn;
 
 /// A command, and what it does.
-pub(super) const COMMANDS: [(&str, &str); 8] = [
+pub(super) const COMMANDS: [(&str, &str); 9] = [
     ("/help", "what there is"),
     ("/clear", "forget what was said"),
+    ("/drop N", "forget the oldest N messages and their answers, to make room; without a number, one"),
     ("/save FILE", "write the conversation to a file"),
     ("/load FILE", "go on from a file"),
     ("/system TEXT", "tell the model how to be; without a text, show what it was told"),
@@ -50,6 +53,10 @@ impl Chat<'_> {
                 self.told.context_tokens = 0;
                 self.output.aside("forgotten");
             }
+            "/drop" => {
+                let n = self.drop_oldest(argument)?;
+                self.output.aside(&format!("{n} messages forgotten"));
+            }
             "/save" => {
                 saved::save(needs_file()?, self.system.as_deref(), &self.conversation)?;
                 self.output.aside(&format!("{} messages written to `{argument}`", self.conversation.len()));
@@ -70,6 +77,22 @@ impl Chat<'_> {
             _ => anyhow::bail!("there is no command `{name}`: `/help` lists them"),
         }
         Ok(After::GoOn)
+    }
+
+    /// Forgets what was said first: so many messages of the user, each with what followed. Gives how many messages that
+    /// were.
+    fn drop_oldest(&mut self, argument: &str) -> anyhow::Result<usize> {
+        let n = match argument {
+            "" => 1,
+            text => text.parse().context("`/drop` takes a number of messages")?,
+        };
+        let is_users = |(i, turn): (usize, &Turn)| matches!(turn, Turn::User(_)).then_some(i);
+        let begins: Vec<usize> = self.conversation.iter().enumerate().filter_map(is_users).collect();
+        if begins.is_empty() {
+            anyhow::bail!("there is no message to forget");
+        }
+        let end = begins.get(n).copied().unwrap_or(self.conversation.len());
+        Ok(self.conversation.drain(..end).count())
     }
 
     fn help(&self) {

@@ -83,7 +83,7 @@ fn take(chat: &mut Chat<'_>, line: &str) -> anyhow::Result<After> {
     chat.output.error(&error.chain().map(ToString::to_string).collect::<Vec<_>>().join(": "));
     if let Some(too_long) = error.downcast_ref::<ConversationTooLong>() {
         let hint = too_long.hint().unwrap_or_default();
-        chat.output.aside(&format!("the message was not sent: shorten it, `/clear` the conversation, or {hint}"));
+        chat.output.aside(&format!("the message was not sent: shorten it, `/drop` the oldest messages, or {hint}"));
     }
     Ok(After::GoOn)
 }

@@ -18,9 +18,12 @@ pub(super) fn tok_per_s(
     let lengths = statistics.lengths.iter().map(|lengths| lengths.map(|n| n as usize));
     let sequences: Vec<Sequence> = lengths.map(|[prompt, cached, new]| Sequence { prompt, cached, new }).collect();
     let layout = engine.kv_layout();
-    let cost = Model::from_checkpoint(checkpoint, layout.dtypes).cost_of_run(&sequences, layout.n_slots);
-    let limits = limits_of(engine.executor().pipeline(), output);
-    let least_s = cost.least_s(limits.memory_bytes_per_s(), limits.flop_per_s());
+    let (executor, model) = (engine.executor(), Model::from_checkpoint(checkpoint, layout.dtypes));
+    let n_on_host = executor.memory_plan().host.as_ref().map_or(0, |host| host.n_layers[0]);
+    let cost = model.with_experts_on_host(n_on_host).cost_of_run(&sequences, layout.n_slots);
+    let limits = limits_of(executor.pipeline(), output);
+    let host = executor.host_pipeline().map(|host| limits_of(host, output));
+    let least_s = cost.least_s(&limits, host.as_ref());
     let n_devices = engine.n_devices() as f64;
     (limits.are_known() && least_s > 0.0).then(|| n_devices * statistics.n_tokens as f64 / least_s)
 }

@@ -151,7 +151,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         prefix_cache: PrefixCache::OFF,
         drafts: None,
     };
-    Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())
+    Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None }, &())
         .map_err(Box::new)
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use engine::graph::StepShape;
+use engine::graph::placement::Place;
 use engine::plan::decisions::Decisions;
 use engine::{Engine, EngineOptions};
 use format::Dtype;
@@ -147,7 +148,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     let Blueprint { graph, limits, .. } =
         Blueprint::new(&checkpoint, &model, &Target::host(), &library()).expect("fits");
     let chooser = Chooser::new(library(), tables(), Target::host()).expect("tables that are right");
-    let decisions = Decisions::new(&graph, &chooser, limits).expect("templates fit");
+    let decisions = Decisions::new(&graph, Place::Device, &chooser, limits).expect("templates fit");
     let first = |decision| &decisions.ranking(decision).choices[0];
     let planned: BTreeSet<(String, Params)> =
         decisions.all.iter().map(first).map(|choice| (choice.template.label(), choice.params.clone())).collect();
@@ -156,8 +157,12 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
     let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), CompilerOptions::new(worker));
     let driver = Arc::new(HostDriver::new(1).expect("a thread"));
     let pipeline = Pipeline::new(library(), tables(), Target::host(), store, driver).expect("tables that are right");
-    let engine = Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())
-        .expect("loads");
+    let engine = Engine::load(
+        &checkpoint,
+        EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None },
+        &(),
+    )
+    .expect("loads");
     let loaded = engine.executor().kernels().into_iter();
     let loaded: BTreeSet<(String, Params)> =
         loaded.map(|(_, kernel)| (kernel.rendered.label.clone(), kernel.rendered.params.clone())).collect();

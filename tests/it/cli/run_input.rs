@@ -142,6 +142,15 @@ fn at_a_terminal_a_run_without_input_is_a_chat() {
     terminal.types(&format!("/save {saved}\r"));
     terminal.waits_for("4 messages written", 2);
     terminal.waits_for_marks(10);
+    terminal.types("/drop\r");
+    terminal.waits_for("2 messages forgotten", 1);
+    terminal.waits_for_marks(11);
+    terminal.types("/drop 9\r");
+    terminal.waits_for("2 messages forgotten", 2);
+    terminal.waits_for_marks(12);
+    terminal.types("/drop\r");
+    terminal.waits_for("there is no message to forget", 1);
+    terminal.waits_for_marks(13);
     terminal.types("\x04");
     let shown = terminal.ends();
     assert!(shown.contains("ctrl-c stops an answer, ctrl-d ends the chat"), "{shown}");

@@ -78,7 +78,7 @@ pub fn load_model(
         prefix_cache: PrefixCache::OFF,
         drafts: None,
     };
-    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &())
+    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None }, &())
 }
 
 /// After an even token an odd one must come, and after an odd one an even one; after `n_left` tokens nothing may.

@@ -201,7 +201,7 @@ pub fn logits(checkpoint: &Checkpoint, target: Target, driver: Arc<dyn Driver>, 
         prefix_cache: PrefixCache::OFF,
         drafts: None,
     };
-    let options = EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None };
+    let options = EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None };
     Engine::load(checkpoint, options, &()).expect("loads").teacher_force(ids, None).expect("runs")
 }
 

@@ -97,7 +97,13 @@ pub fn load_watched(
 ) -> Result<Engine, Box<EngineError>> {
     let mut pipelines = drivers.into_iter().map(pipeline);
     let (pipeline, peers) = (pipelines.next().expect("a device"), pipelines.collect());
-    let model = ModelOptions {
+    let model = model_options(capacity_tokens, how);
+    Engine::load(checkpoint, EngineOptions { pipeline, peers, host: None, model, watchdog }, &()).map_err(Box::new)
+}
+
+/// In f32, for sequences of so many tokens.
+pub fn model_options(capacity_tokens: usize, how: How) -> ModelOptions {
+    ModelOptions {
         precision: Precision::F32,
         kv_dtype: how.kv_dtype,
         n_slots: how.n_slots,
@@ -109,8 +115,7 @@ pub fn load_watched(
         max_prompt_rows: None,
         prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128, n_kept: 0 },
         drafts: how.drafts,
-    };
-    Engine::load(checkpoint, EngineOptions { pipeline, peers, model, watchdog }, &()).map_err(Box::new)
+    }
 }
 
 pub fn pipeline(driver: Arc<dyn Driver>) -> Pipeline {
@@ -162,7 +167,7 @@ fn what_memory_held_before_changes_nothing() {
 }
 
 /// All prompts at once give the fixture's greedy tokens.
-fn check_greedy(fixture: &Fixture, engine: &mut Engine) {
+pub fn check_greedy(fixture: &Fixture, engine: &mut Engine) {
     let submit = |prompt: &Vec<u32>| engine.submit(greedy(prompt, fixture.n_greedy(), &[])).expect("fits");
     let requests: Vec<RequestId> = fixture.prompts.iter().map(submit).collect();
     let answers = drain(engine);

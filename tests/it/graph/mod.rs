@@ -3,4 +3,5 @@
 pub mod families;
 pub mod forward;
 pub mod logits;
+mod placement;
 mod tensor_parallel;

@@ -1,4 +1,5 @@
-//! `--device auto`: the GPU with the most compute that the model fits on, or else this machine's cores.
+//! `--device auto`: the GPU with the most compute that the model fits on; else the one with the most that all but its
+//! experts fit on, which the processor then computes; or else this machine's cores.
 //!
 //! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is
 //! here; where they leave one out, it is the number of compute units.
@@ -29,19 +30,43 @@ struct Gpu {
 pub struct DeviceChoice {
     /// The GPUs that the model fits on, most compute first; without one that can be opened it is the cpu.
     fitting: Vec<Gpu>,
-    /// Those that it does not fit on.
+    /// Those that all but its experts fit on.
+    with_help: Vec<Gpu>,
+    /// Those that not even that fits on.
     too_small: Vec<Gpu>,
     /// Why others cannot be used.
     problems: Vec<String>,
     model_bytes: usize,
 }
 
-/// Looks at all GPUs, for a model whose weights take so many bytes.
-pub fn choose(tables: &TuningTables, model_bytes: usize) -> DeviceChoice {
+/// What a model wants of a device, in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Its weights.
+    pub model_bytes: usize,
+    /// Those that only the device can have.
+    pub least_bytes: usize,
+    /// Of a device's memory, what may be used.
+    pub most_bytes: usize,
+}
+
+impl Default for Wanted {
+    /// Any device will do.
+    fn default() -> Self {
+        Self { model_bytes: 0, least_bytes: 0, most_bytes: usize::MAX }
+    }
+}
+
+/// Weights may fill so much of a device that the processor helps; the rest is for keys, values and activations.
+const MOST_FILLED: f64 = 0.8;
+
+/// Looks at all GPUs.
+pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
+    let Wanted { model_bytes, least_bytes, most_bytes } = wanted;
     let (mut gpus, mut problems) = (Vec::new(), Vec::new());
     for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables)) {
         match found {
-            Ok(gpu) => gpus.push(gpu),
+            Ok(gpu) => gpus.push(Gpu { free_bytes: gpu.free_bytes.min(most_bytes), ..gpu }),
             Err(problem) => problems.push(problem),
         }
     }
@@ -49,8 +74,10 @@ pub fn choose(tables: &TuningTables, model_bytes: usize) -> DeviceChoice {
     let compute = |gpu: &Gpu| gpu.compute_units as f64 * gpu.rate.filter(|_| is_known).unwrap_or(1.0);
     // Stable: of equal ones the first of those with the most memory.
     gpus.sort_by(|a, b| compute(b).total_cmp(&compute(a)).then(b.free_bytes.cmp(&a.free_bytes)));
-    let (fitting, too_small) = gpus.into_iter().partition(|gpu| gpu.free_bytes >= model_bytes);
-    DeviceChoice { fitting, too_small, problems, model_bytes }
+    let (fitting, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.free_bytes >= model_bytes);
+    let is_helped = |gpu: &Gpu| least_bytes < model_bytes && gpu.free_bytes as f64 * MOST_FILLED >= least_bytes as f64;
+    let (with_help, too_small) = others.into_iter().partition(is_helped);
+    DeviceChoice { fitting, with_help, too_small, problems, model_bytes }
 }
 
 /// A device that is ready, and why it is this one.
@@ -82,7 +109,7 @@ impl DeviceChoice {
     /// # Errors
     /// If not even the cpu can be set up.
     pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<Opened, DeviceError> {
-        for gpu in &self.fitting {
+        for gpu in self.fitting.iter().chain(&self.with_help) {
             match gpu.device.open(tables, n_threads) {
                 Ok((target, driver)) => {
                     return Ok(Opened { device: gpu.device.clone(), target, driver, reason: Some(self.reason(gpu)) });
@@ -106,15 +133,18 @@ impl DeviceChoice {
 
     /// Which it is, and why, where there was a choice.
     fn reason(&self, chosen: &Gpu) -> Reason {
-        let n_gpus = self.fitting.len() + self.too_small.len() + self.problems.len();
+        let n_gpus = self.fitting.len() + self.with_help.len() + self.too_small.len() + self.problems.len();
         if n_gpus < 2 {
             return Reason { text: format!("device: {}", chosen.description), is_of_several: false };
         }
         let mut text = format!("device: {}: of {n_gpus} GPUs the one with the most compute", chosen.description);
-        if !self.too_small.is_empty() {
-            let names: Vec<&str> = self.too_small.iter().map(|gpu| gpu.description.as_str()).collect();
-            let weights = human_bytes(self.model_bytes as u64);
-            text += &format!(" that the weights fit on; they take {weights}, too much for {}", names.join(", "));
+        let small: Vec<&str> =
+            self.with_help.iter().chain(&self.too_small).map(|gpu| gpu.description.as_str()).collect();
+        let weights = human_bytes(self.model_bytes as u64);
+        if self.fitting.is_empty() {
+            text += &format!(" that all but the experts fits on; the weights take {weights}");
+        } else if !small.is_empty() {
+            text += &format!(" that the weights fit on; they take {weights}, too much for {}", small.join(", "));
         }
         for problem in &self.problems {
             text += &format!("; {problem}");

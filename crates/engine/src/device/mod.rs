@@ -144,7 +144,8 @@ impl Device {
     pub fn open(&self, tables: &TuningTables, n_threads: usize) -> Result<OpenedDevice, DeviceError> {
         match self {
             Self::Auto => {
-                let auto::Opened { target, driver, .. } = auto::choose(tables, 0).open(tables, n_threads)?;
+                let auto::Opened { target, driver, .. } =
+                    auto::choose(tables, auto::Wanted::default()).open(tables, n_threads)?;
                 Ok((target, driver))
             }
             Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),

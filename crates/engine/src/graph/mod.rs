@@ -6,12 +6,14 @@
 
 pub mod forward;
 pub mod kv_cache;
+pub mod placement;
 
 use std::collections::BTreeMap;
 
 use format::Dtype;
 use kernel::step::StepKind;
 use kernel::template::{Precision, Problem};
+use placement::Place;
 
 /// A tensor of a [`Graph`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -148,6 +150,8 @@ pub struct Node {
     pub scalars: BTreeMap<String, u32>,
     /// What `n_tokens` is.
     pub rows: Rows,
+    /// Who computes it.
+    pub place: Place,
 }
 
 /// Nodes in launch order, and their tensors.
@@ -204,7 +208,8 @@ impl Graph {
     /// A node of an op, on all rows, of which nothing else is said yet.
     fn empty_node(&self, op: &str) -> Node {
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
-        Node { label: String::new(), problem: Problem::plain(op, self.precision), args, scalars, rows: Rows::All }
+        let (problem, place) = (Problem::plain(op, self.precision), Place::Device);
+        Node { label: String::new(), problem, args, scalars, rows: Rows::All, place }
     }
 
     /// The tensor behind an id.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::cover::{Candidates, Cover};
@@ -10,6 +11,7 @@ use super::decisions::Decisions;
 use super::error::PlanError;
 use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepLimits, StepShape};
 use hint::chain;
 use kernel::choice::{Chooser, KernelRequest, NoKernel};
@@ -21,6 +23,9 @@ use kernel::template::Problem;
 
 /// A segment before its kernels are loaded.
 pub(super) struct PlannedSegment {
+    /// Its nodes in the graph.
+    pub(crate) nodes: Range<usize>,
+    pub(crate) place: Place,
     pub(crate) rows: Rows,
     pub(crate) buckets: Vec<PlannedBucket>,
 }
@@ -33,8 +38,8 @@ pub(super) struct PlannedBucket {
     pub(crate) covers: Vec<Cover>,
 }
 
-/// Chooses and loads the kernels of all buckets of all segments at once. Own templates that a tuning row overrules are
-/// one warning.
+/// Chooses and loads the kernels of all buckets of all segments of a place at once. Own templates that a tuning row
+/// overrules are one warning.
 pub(super) fn load_all(
     graph: &Graph,
     candidates: &[Candidates],
@@ -92,7 +97,8 @@ fn plan(
     limits: StepLimits,
     refused: &[Problem],
 ) -> PlannedSegment {
-    let rows = graph.nodes[segment.range.start].rows;
+    let first = &graph.nodes[segment.range.start];
+    let (nodes, place, rows) = (segment.range.clone(), first.place, first.rows);
     let mut buckets = Vec::new();
     for step in StepKind::ALL {
         let (least, most) = (StepShape::smallest(step).most(rows), limits.largest(step).most(rows));
@@ -103,7 +109,7 @@ fn plan(
             buckets.push(PlannedBucket { step, first_row_count, last_row_count, covers });
         }
     }
-    PlannedSegment { rows, buckets }
+    PlannedSegment { nodes, place, rows, buckets }
 }
 
 impl PlannedBucket {
@@ -122,8 +128,8 @@ fn segments(planned: Vec<PlannedSegment>, kernels: Vec<Arc<LoadedKernel>>) -> Ve
         PlannedLaunch { label, problem, kernel, args, scalars }
     };
     let mut segments = Vec::new();
-    for PlannedSegment { rows, buckets } in planned {
-        let mut segment = Segment { rows, buckets: BTreeMap::new() };
+    for PlannedSegment { nodes, place, rows, buckets } in planned {
+        let mut segment = Segment { nodes, place, rows, buckets: BTreeMap::new(), hand_over: None };
         for PlannedBucket { step, first_row_count, last_row_count, covers } in buckets {
             let launches = covers.into_iter().map(&mut launch).collect();
             let bucket = Bucket::new(first_row_count, last_row_count, launches);

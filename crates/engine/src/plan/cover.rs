@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Node, Storage, TensorId};
 use kernel::choice::{Chooser, NotFused};
 use kernel::step::StepKind;
@@ -45,21 +46,23 @@ pub(super) struct Candidates {
     runs: Vec<Vec<Cover>>,
 }
 
-/// Runs of nodes that work on the same rows, and what each can be covered with.
-pub(super) fn segments(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<Candidates> {
+/// Runs of nodes that are computed in a place and work on the same rows, and what each can be covered with.
+pub(super) fn segments(graph: &Graph, place: Place, fusions: &[Arc<Signature>]) -> Vec<Candidates> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (at, node) in graph.nodes.iter().enumerate() {
+        let is_alike = |first: &Node| first.rows == node.rows && first.place == node.place;
         match ranges.last_mut() {
-            Some(range) if graph.nodes[range.start].rows == node.rows => range.end = at + 1,
+            Some(range) if is_alike(&graph.nodes[range.start]) => range.end = at + 1,
             _ => ranges.push(at..at + 1),
         }
     }
+    ranges.retain(|range| graph.nodes[range.start].place == place);
     ranges.into_iter().map(|range| Candidates::in_range(graph, fusions, range)).collect()
 }
 
 /// Every run of nodes that one kernel may do: its label and its problem.
 pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<(String, Problem)> {
-    let all = segments(graph, fusions).into_iter().flat_map(|segment| segment.runs).flatten();
+    let all = segments(graph, Place::Device, fusions).into_iter().flat_map(|segment| segment.runs).flatten();
     all.map(|run| (run.label, run.problem)).collect()
 }
 

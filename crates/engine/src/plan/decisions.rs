@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::buckets::{self, PlannedSegment};
 use super::cover::{self, Unfused};
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepLimits};
 use kernel::choice::{Chooser, Ranking, Rankings};
 use kernel::step::StepKind;
@@ -20,6 +21,8 @@ pub struct Decision {
     pub nodes: Range<usize>,
     /// Which rows of a step are counted.
     pub rows: Rows,
+    /// Who computes it.
+    pub place: Place,
     /// In steps of this kind.
     pub step: StepKind,
     /// From so many rows on.
@@ -39,12 +42,13 @@ pub struct Decisions {
 }
 
 impl Decisions {
-    /// Chooses for every launch of a graph. A run for which no template serves is done node by node, with a warning.
+    /// Chooses for every launch of a graph that is made in a place. A run for which no template serves is done node by
+    /// node, with a warning.
     ///
     /// # Errors
     /// If there is a node that no template fits, or a broken file could be the one.
-    pub fn new(graph: &Graph, chooser: &Chooser, limits: StepLimits) -> Result<Self, LibraryError> {
-        let candidates = cover::segments(graph, &chooser.fusions());
+    pub fn new(graph: &Graph, place: Place, chooser: &Chooser, limits: StepLimits) -> Result<Self, LibraryError> {
+        let candidates = cover::segments(graph, place, &chooser.fusions());
         let (planned, rankings) =
             buckets::served(graph, &candidates, chooser, limits, |wanted| chooser.rank_all(wanted))?;
         Ok(Self::from_planned(&planned, rankings))
@@ -54,12 +58,13 @@ impl Decisions {
     pub(super) fn from_planned(planned: &[PlannedSegment], rankings: Rankings) -> Self {
         let launches = planned.iter().flat_map(|segment| {
             let buckets = segment.buckets.iter();
-            buckets.flat_map(move |bucket| bucket.covers.iter().map(move |cover| (segment.rows, bucket, cover)))
+            buckets.flat_map(move |bucket| bucket.covers.iter().map(move |cover| (segment, bucket, cover)))
         });
-        let all = launches.zip(&rankings.indices).map(|((rows, bucket, cover), &ranking)| Decision {
+        let all = launches.zip(&rankings.indices).map(|((segment, bucket, cover), &ranking)| Decision {
             label: cover.label.clone(),
             nodes: cover.nodes.clone(),
-            rows,
+            rows: segment.rows,
+            place: segment.place,
             step: bucket.step,
             first_row_count: bucket.first_row_count,
             last_row_count: bucket.last_row_count,

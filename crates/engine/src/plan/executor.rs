@@ -7,23 +7,24 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, GpuError, Kernel, Launch, Mailbox};
+use gpu::{Argument, BufferView, Driver, GpuError, Kernel, Launch, Mailbox};
 use half::bf16;
 
 use super::error::PlanError;
+use super::hand_over::{HandOver, staging};
 use super::inputs::Inputs;
-use super::lifetimes::{ArenaLayout, lifetimes};
+use super::loading::Work;
 use super::memory::{LoadProgress, MemoryPlan};
 use super::options::ExecutorOptions;
 use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
 use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
-use super::weights::Weights;
-use super::workspace::{Workspace, WorkspaceBytes};
-use super::{buckets, cover};
+use super::site::Sites;
 use crate::graph::Role;
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepShape, Storage};
 use format::Dtype;
 use kernel::pipeline::{LoadedKernel, Pipeline};
@@ -47,15 +48,12 @@ pub type Observer<'a> = &'a mut (dyn FnMut(&Written<'_>) + Send);
 
 /// Kernels, memory, and launches in order.
 pub struct Executor {
-    pipeline: Pipeline,
+    sites: Sites,
     graph: Graph,
-    /// Where every tensor of the graph is.
-    memory: Vec<BufferView>,
     inputs: Inputs,
     /// What the rows are told whose logits are changed.
     change_inputs: Inputs,
     externals: HashMap<String, BufferView>,
-    workspace: Workspace,
     segments: Vec<Segment>,
     memory_plan: MemoryPlan,
     /// How long the weights took to copy or make.
@@ -66,45 +64,57 @@ pub struct Executor {
 
 impl Executor {
     /// Chooses and loads every kernel of every bucket, adds up what memory all will take, and allocates it if it fits.
+    /// `host` is for the nodes that the graph places there.
     ///
     /// # Errors
     /// [`PlanError`].
     pub(crate) fn new(
         graph: Graph,
         checkpoint: &Checkpoint,
-        pipeline: Pipeline,
+        device: &Arc<Pipeline>,
+        host: Option<&Arc<Pipeline>>,
         options: ExecutorOptions,
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
-        let candidates = cover::segments(&graph, &pipeline.chooser().fusions());
-        let arena = ArenaLayout::new(&lifetimes(&graph, &candidates, &pipeline, &options)?);
-        let planned = |workspace| memory_plan(&graph, checkpoint, &pipeline, &options, &arena, workspace);
-        planned(WorkspaceBytes::default())?.check()?; // before anything is compiled
-        let segments = buckets::load_all(&graph, &candidates, &pipeline, options.limits, progress)?;
-        let weights = Weights::new(&graph, checkpoint, &pipeline, progress)?;
-        let workspace_bytes = workspace_bytes(&segments)?;
-        let memory_plan = planned(workspace_bytes)?;
+        let host = host.filter(|_| graph.nodes.iter().any(|node| node.place == Place::Host));
+        let work = Work { graph: &graph, checkpoint, options: &options };
+        let mut at_device = work.at(Place::Device, device)?;
+        let mut at_host = host.map(|host| work.at(Place::Host, host)).transpose()?;
+        work.memory_plan(&at_device, at_host.as_ref())?.check()?; // before anything is compiled
+        at_device.load(&work, progress)?;
+        at_host.as_mut().map_or(Ok(()), |host| host.load(&work, progress))?;
+        let memory_plan = work.memory_plan(&at_device, at_host.as_ref())?;
         progress.planned(&memory_plan);
         memory_plan.check()?;
 
-        let inputs = Inputs::new(&pipeline, &graph.externals(Role::Input))?;
-        let mut externals = allocate_externals(&pipeline, &graph.externals(Role::Kept))?;
-        let change_inputs = Inputs::new(&pipeline, &graph.externals(Role::ChangeInput))?;
-        externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared));
+        let inputs = Inputs::new(device, &graph.externals(Role::Input))?;
+        let mut externals = allocate_externals(device, &graph.externals(Role::Kept))?;
+        let change_inputs = Inputs::new(device, &graph.externals(Role::ChangeInput))?;
+        externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared.iter().cloned()));
         let start = Instant::now();
-        let memory = place_tensors(&graph, checkpoint, &pipeline, &externals, &arena, &weights)?;
-        let workspace = Workspace::new(pipeline.driver(), workspace_bytes)
-            .map_err(|source| PlanError::Device { label: "workspace".into(), source })?;
-        wait(&pipeline, &memory)?;
+        let arena = allocate(device, "arena", at_device.arena.len_bytes)?;
+        let (mut segments, device_site) = at_device.placed(&work, &arena, &externals)?;
+        let host_site = match at_host {
+            Some(at_host) => {
+                let arena = staging(device, at_host.arena.len_bytes)?;
+                let (of_host, site) = at_host.placed(&work, &arena, &externals)?;
+                segments.extend(of_host);
+                Some(site)
+            }
+            None => None,
+        };
+        segments.sort_by_key(|segment| segment.nodes.start);
+        for segment in segments.iter_mut().filter(|segment| segment.place == Place::Host) {
+            segment.hand_over = Some(HandOver::new(&graph, &segment.nodes, device.library())?);
+        }
+        wait(device, &device_site.memory)?;
         let weights_time = start.elapsed();
         Ok(Self {
-            pipeline,
+            sites: Sites { device: device_site, host: host_site },
             graph,
-            memory,
             inputs,
             change_inputs,
             externals,
-            workspace,
             segments,
             memory_plan,
             weights_time,
@@ -113,9 +123,14 @@ impl Executor {
         })
     }
 
-    /// Where kernels came from.
+    /// Where the device's kernels came from.
     pub fn pipeline(&self) -> &Pipeline {
-        &self.pipeline
+        &self.sites.device.pipeline
+    }
+
+    /// The same of the processor, where it computes a part.
+    pub fn host_pipeline(&self) -> Option<&Pipeline> {
+        self.sites.host.as_ref().map(|host| &*host.pipeline)
     }
 
     /// What memory was allocated for.
@@ -166,7 +181,7 @@ impl Executor {
     /// If the graph has no external tensor of that name.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
-        self.pipeline.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+        self.sites.device.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
     /// Whether the graph has an external tensor of this name.
@@ -184,7 +199,7 @@ impl Executor {
     pub(crate) fn write_at(&self, name: &str, offset_bytes: usize, bytes: &[u8]) -> Result<(), PlanError> {
         let failed = |source| PlanError::Device { label: name.into(), source };
         let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
-        self.pipeline.driver().write(&view, bytes).map_err(failed)
+        self.sites.device.driver().write(&view, bytes).map_err(failed)
     }
 
     /// Copies a part of an external tensor to another part of it, which begins at `to_bytes` and shares nothing with
@@ -198,7 +213,7 @@ impl Executor {
     pub(crate) fn copy_within(&self, name: &str, from: Range<usize>, to_bytes: usize) -> Result<(), PlanError> {
         let failed = |source| PlanError::Device { label: name.into(), source };
         let part = |offset_bytes| part(&self.externals[name], offset_bytes, from.len()).map_err(failed);
-        self.pipeline.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
+        self.sites.device.driver().copy(&part(from.start)?, &part(to_bytes)?).map_err(failed)
     }
 
     /// Fills the starts of the tensors that every step fills, in one copy.
@@ -209,7 +224,7 @@ impl Executor {
     /// # Panics
     /// If there is no input of a name, or it is shorter.
     pub(crate) fn write_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
-        self.inputs.write(&self.pipeline, inputs)
+        self.inputs.write(self.pipeline(), inputs)
     }
 
     /// The same for the tensors that rows are told by whose logits are changed.
@@ -217,7 +232,7 @@ impl Executor {
     /// # Errors
     /// As [`Self::write_inputs`].
     pub(crate) fn write_change_inputs(&self, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
-        self.change_inputs.write(&self.pipeline, inputs)
+        self.change_inputs.write(self.pipeline(), inputs)
     }
 
     /// Room for the start of an external tensor that [`Self::post`] has copied there; none from a device whose launches
@@ -226,7 +241,7 @@ impl Executor {
     /// # Errors
     /// [`PlanError::Device`].
     pub(crate) fn mailbox(&self, len_bytes: usize) -> Result<Option<Mailbox>, PlanError> {
-        let mailbox = self.pipeline.driver().mailbox(len_bytes);
+        let mailbox = self.sites.device.driver().mailbox(len_bytes);
         mailbox.map_err(|source| PlanError::Device { label: "mailbox".into(), source })
     }
 
@@ -238,7 +253,7 @@ impl Executor {
     /// # Panics
     /// If the graph has no external tensor of that name.
     pub(crate) fn post(&self, name: &str, len_bytes: usize, mailbox: &mut Mailbox) -> Result<(), PlanError> {
-        let posted = self.pipeline.driver().post(mailbox, &self.externals[name], len_bytes);
+        let posted = self.sites.device.driver().post(mailbox, &self.externals[name], len_bytes);
         posted.map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
@@ -251,7 +266,7 @@ impl Executor {
     /// If the graph has no external tensor of that name.
     pub(crate) fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
         let view = &self.externals[name];
-        self.pipeline.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+        self.sites.device.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
     /// Launches a step on the rows that the external tensors hold, none of which asks for more than a token.
@@ -311,7 +326,7 @@ impl Executor {
         mut observer: Option<Observer<'_>>,
     ) -> Result<(), PlanError> {
         for segment in &mut self.segments[..n_segments] {
-            segment.prepare(shape.kind, shape.count(segment.rows), &self.memory, &self.workspace)?;
+            segment.prepare(shape.kind, shape.count(segment.rows), &self.sites)?;
         }
         if let Some(mut profiler) = self.profiler.take() {
             let timed = profiler.step(&self.view(n_segments), shape);
@@ -320,45 +335,90 @@ impl Executor {
                 return Ok(());
             }
         }
-        if observer.is_none() && self.replay(n_segments, shape)? {
+        if self.sites.host.is_none() && observer.is_none() && self.replay(0..n_segments, shape)? {
             return Ok(());
         }
+        let mut replays = std::mem::take(&mut self.replays);
         let mut result = Ok(());
-        let count = |rows: Rows| shape.count(rows);
-        let mut work = || result = self.launch_all(0..n_segments, shape, count, &mut observer);
-        self.pipeline.driver().enter(&mut work);
+        let mut work = || result = self.run_parts(n_segments, shape, &mut replays, &mut observer);
+        self.sites.enter(&mut work);
+        self.replays = replays;
         result
+    }
+
+    /// Launches the first segments of a step, from one hand-over to the next.
+    fn run_parts(
+        &self,
+        n_segments: usize,
+        shape: StepShape,
+        replays: &mut Replays,
+        observer: &mut Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        let count = |rows: Rows| shape.count(rows);
+        let mut at = 0;
+        for part in self.segments[..n_segments].chunk_by(|a, b| a.place == b.place) {
+            let (first, end) = (at, at + part.len());
+            at = end;
+            if part[0].place == Place::Host {
+                self.run_on_host(first..end, shape, observer)?;
+            } else if self.sites.host.is_none() || observer.is_some() || !self.replayed(replays, first..end, shape)? {
+                self.launch_all(first..end, shape, count, observer)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the processor compute segments: each with what it needs brought before, and what it made sent behind it.
+    fn run_on_host(
+        &self,
+        which: Range<usize>,
+        shape: StepShape,
+        observer: &mut Option<Observer<'_>>,
+    ) -> Result<(), PlanError> {
+        for at in which {
+            let segment = &self.segments[at];
+            let n = shape.count(segment.rows);
+            let Some(hand_over) = segment.hand_over.as_ref().filter(|_| n > 0) else { continue };
+            hand_over.bring(n, &self.sites)?;
+            self.launch_all(at..at + 1, shape, |rows| shape.count(rows), observer)?;
+            hand_over.send(n, &self.sites)?;
+        }
+        Ok(())
     }
 
     /// Launches segments of a step in which so many rows ask for them; no profiler sees it.
     fn run_asked_for(&mut self, which: Range<usize>, shape: StepShape, n: usize) -> Result<(), PlanError> {
         let count = |rows: Rows| if rows.are_asked_for() { n } else { shape.count(rows) };
         for segment in &mut self.segments[which.clone()] {
-            segment.prepare(shape.kind, count(segment.rows), &self.memory, &self.workspace)?;
+            segment.prepare(shape.kind, count(segment.rows), &self.sites)?;
         }
         let mut result = Ok(());
-        self.pipeline.driver().enter(&mut || result = self.launch_all(which.clone(), shape, count, &mut None));
+        self.sites.device.driver().enter(&mut || result = self.launch_all(which.clone(), shape, count, &mut None));
         result
     }
 
     /// What a profiler needs.
     fn view(&self, n_segments: usize) -> Steps<'_> {
-        let Self { pipeline, graph, memory, workspace, segments, .. } = self;
-        Steps { pipeline, graph, memory, workspace, segments: &segments[..n_segments] }
+        Steps { sites: &self.sites, graph: &self.graph, segments: &self.segments[..n_segments] }
     }
 
-    /// Replays the first segments of a step, if they were or can be captured; whether it did.
-    fn replay(&mut self, n_segments: usize, shape: StepShape) -> Result<bool, PlanError> {
+    /// Replays segments of a step that are all the device's, if they were or can be captured; whether it did.
+    fn replay(&mut self, which: Range<usize>, shape: StepShape) -> Result<bool, PlanError> {
         let mut replays = std::mem::take(&mut self.replays);
-        let launches = || self.launches(n_segments, shape);
-        let replayed = replays.replay(self.pipeline.driver(), (shape, n_segments), launches);
+        let replayed = self.replayed(&mut replays, which, shape);
         self.replays = replays;
-        replayed.map_err(|source| PlanError::Device { label: "all of a step".into(), source })
+        replayed
     }
 
-    /// The launches of the first segments of a step that was prepared.
-    fn launches(&self, n_segments: usize, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
-        let all = self.segments[..n_segments].iter().flat_map(|segment| segment.prepared(shape));
+    fn replayed(&self, replays: &mut Replays, which: Range<usize>, shape: StepShape) -> Result<bool, PlanError> {
+        let launches = || self.launches(which.clone(), shape);
+        let replayed = replays.replay(self.sites.device.driver(), (shape, which.clone()), launches);
+        replayed.map_err(|source| PlanError::Device { label: "a part of a step".into(), source })
+    }
+
+    /// The launches of segments of a step that was prepared.
+    fn launches(&self, which: Range<usize>, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
+        let all = self.segments[which].iter().flat_map(|segment| segment.prepared(shape));
         all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
     }
 
@@ -370,12 +430,12 @@ impl Executor {
         observer: &mut Option<Observer<'_>>,
     ) -> Result<(), PlanError> {
         for segment in &self.segments[which] {
+            let driver = self.sites.of(segment.place).driver();
             for (planned, prepared) in segment.prepared_of(shape.kind, count(segment.rows)) {
-                let (driver, kernel, launch) = (self.pipeline.driver(), planned.kernel(), prepared.launch());
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                driver.launch(kernel, &launch).map_err(failed)?;
+                driver.launch(planned.kernel(), &prepared.launch()).map_err(failed)?;
                 if let Some(observer) = observer {
-                    self.show(planned, prepared, *observer)?;
+                    self.show(driver, planned, prepared, *observer)?;
                 }
             }
         }
@@ -385,6 +445,7 @@ impl Executor {
     /// Reads back what a launch wrote, for the observer.
     fn show(
         &self,
+        driver: &dyn Driver,
         planned: &PlannedLaunch,
         prepared: &PreparedLaunch,
         observer: &mut (dyn FnMut(&Written<'_>) + Send),
@@ -396,10 +457,8 @@ impl Executor {
                 continue;
             }
             let mut bytes = vec![0; *required_bytes];
-            self.pipeline
-                .driver()
-                .read(view, &mut bytes)
-                .map_err(|source| PlanError::Device { label: planned.label.clone(), source })?;
+            let failed = |source| PlanError::Device { label: planned.label.clone(), source };
+            driver.read(view, &mut bytes).map_err(failed)?;
             let values = f32s(&bytes, spec.dtype);
             let tensor = self.graph.tensor_of(*id);
             let is_kept = spec.access == Access::ReadWrite && matches!(tensor.storage, Storage::External(_));
@@ -435,59 +494,9 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// What everything takes.
-fn memory_plan(
-    graph: &Graph,
-    checkpoint: &Checkpoint,
-    pipeline: &Pipeline,
-    options: &ExecutorOptions,
-    arena: &ArenaLayout,
-    workspace: WorkspaceBytes,
-) -> Result<MemoryPlan, PlanError> {
-    let plan = MemoryPlan::new(graph, checkpoint, pipeline.driver());
-    let plan = plan.map_err(|source| PlanError::Device { label: "memory plan".into(), source })?;
-    let own = [Role::Input, Role::ChangeInput, Role::Kept].into_iter().flat_map(|role| graph.externals(role));
-    let externals: usize = own.map(|(_, len_bytes)| len_bytes).sum();
-    Ok(MemoryPlan {
-        kv_cache: options.kv_bytes,
-        snapshots: options.snapshot_bytes,
-        activations: arena.len_bytes + externals - options.kv_bytes,
-        workspace: workspace.total(),
-        ..plan
-    })
-}
-
-/// Finds a place for every tensor.
-fn place_tensors(
-    graph: &Graph,
-    checkpoint: &Checkpoint,
-    pipeline: &Pipeline,
-    externals: &HashMap<String, BufferView>,
-    layout: &ArenaLayout,
-    weights: &Weights,
-) -> Result<Vec<BufferView>, PlanError> {
-    let arena = allocate(pipeline, "arena", layout.len_bytes)?;
-    let in_arena = |i: usize| {
-        let (offset, len_bytes) = layout.ranges[&i];
-        arena.slice(offset, len_bytes).expect("the planner stays inside the arena")
-    };
-    let place = |(i, tensor): (usize, &crate::graph::Tensor)| match &tensor.storage {
-        Storage::Weight(name) => weights.place(checkpoint, name, pipeline.driver()),
-        Storage::External(name) => Ok(externals[name].clone()),
-        Storage::Arena => Ok(in_arena(i)),
-    };
-    graph.tensors.iter().enumerate().map(place).collect()
-}
-
 /// Waits until everything launched so far is done: what went wrong is told here.
 fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
     let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
     let waited = pipeline.driver().read(view, &mut [0]);
     waited.map_err(|source| PlanError::Device { label: "the weights".into(), source })
-}
-
-/// Bytes that the hungriest launch needs besides the graph's tensors.
-fn workspace_bytes(segments: &[Segment]) -> Result<WorkspaceBytes, PlanError> {
-    let mut buckets = segments.iter().flat_map(Segment::all_buckets);
-    buckets.try_fold(WorkspaceBytes::default(), |most, bucket| Ok(most.max(bucket.workspace_bytes()?)))
 }

@@ -1,11 +1,14 @@
 //! What a model takes of a device's memory, known before any of it is allocated.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use gpu::{DeviceMemory, Driver, GpuError};
 
-use crate::graph::{Graph, Storage};
+use crate::graph::placement::Place;
+use crate::graph::{Graph, Node, Storage};
 use kernel::object::store::Progress;
+use kernel::pipeline::Pipeline;
 use model::checkpoint::quantized::Gain;
 use model::checkpoint::{Checkpoint, Tensor};
 
@@ -25,20 +28,54 @@ pub struct MemoryPlan {
     pub(crate) workspace: usize,
     /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
     pub gain: Option<Gain>,
+    /// What the processor computes beside the device, if anything.
+    pub host: Option<HostPlan>,
     /// The device's name, and its memory before anything was allocated, where it says.
     pub device: String,
     pub(crate) memory: Option<DeviceMemory>,
 }
 
+/// What the processor has of a model: experts, in main memory. Bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct HostPlan {
+    /// Layers whose experts it computes, and those that have any.
+    pub n_layers: [usize; 2],
+    /// Their weights.
+    pub weights: usize,
+    /// Those of them that are used where a file is mapped.
+    pub weights_in_place: usize,
+    /// Weights that a step for one token reads here, and all that it reads.
+    pub bytes_per_token: [u64; 2],
+    /// Activations, and what kernels ask for besides.
+    pub(crate) activations: usize,
+    /// Main memory before anything was allocated, where the system says.
+    pub(crate) memory: Option<DeviceMemory>,
+}
+
+impl HostPlan {
+    /// What will be allocated.
+    fn needed_bytes(&self) -> usize {
+        self.weights - self.weights_in_place + self.activations
+    }
+
+    /// Whether files that are mapped are larger than the memory that could hold them.
+    pub fn is_read_again(&self) -> bool {
+        self.memory.is_some_and(|memory| self.weights + self.activations > memory.free_bytes)
+    }
+}
+
 /// It does not fit.
 #[derive(Debug, thiserror::Error)]
-#[error("could not fit the model into the memory of {}: {plan}", plan.device)]
+#[error("could not fit the model into the memory of {}: {plan}", plan.place_without_room())]
 pub struct DoesNotFit {
     pub plan: MemoryPlan,
 }
 
 impl hint::Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
+        if self.plan.missing_bytes() == 0 {
+            return Some("`--n-cpu-moe` with a smaller number leaves more on the device".into());
+        }
         let MemoryPlan { weights, weights_in_place, memory, gain, .. } = &self.plan;
         let free = memory.map_or(usize::MAX, |memory| memory.free_bytes);
         let fits = gain.filter(|gain| weights - weights_in_place > free && gain.tensor_bytes[1] <= free as u64);
@@ -62,18 +99,11 @@ pub trait LoadProgress: Progress {
 impl LoadProgress for () {}
 
 impl MemoryPlan {
-    /// Adds up a graph's weights.
-    pub(super) fn new(graph: &Graph, checkpoint: &Checkpoint, driver: &dyn Driver) -> Result<Self, GpuError> {
-        let used = graph.tensors.iter().filter_map(|tensor| match &tensor.storage {
-            Storage::Weight(name) => checkpoint.tensors.get(name),
-            Storage::External(_) | Storage::Arena => None,
-        });
-        let (mut weights, mut weights_in_place) = (0, 0);
-        for tensor in used {
-            weights += tensor.len_bytes();
-            weights_in_place += if takes_memory(tensor, driver) { 0 } else { tensor.len_bytes() };
-        }
-        let (device, memory) = (driver.describe(), driver.memory()?);
+    /// Adds up those of a graph's weights that the device has.
+    pub(super) fn new(graph: &Graph, checkpoint: &Checkpoint, pipeline: &Pipeline) -> Result<Self, GpuError> {
+        let driver = pipeline.driver();
+        let [weights, weights_in_place] = weights_at(graph, Place::Device, checkpoint, driver);
+        let (device, memory) = (driver.describe(), pipeline.memory()?);
         let gain = checkpoint.gain().filter(|_| weights_in_place == 0);
         Ok(Self { weights, weights_in_place, gain, device, memory, ..Self::default() })
     }
@@ -83,18 +113,68 @@ impl MemoryPlan {
         self.weights - self.weights_in_place + self.kv_cache + self.activations + self.workspace
     }
 
-    /// Refuses what the device has no room for.
+    /// Bytes that the device lacks.
+    pub fn missing_bytes(&self) -> usize {
+        self.memory.map_or(0, |memory| self.needed_bytes().saturating_sub(memory.free_bytes))
+    }
+
+    /// Whether main memory has no room for what the processor needs.
+    fn host_lacks_room(&self) -> bool {
+        let lacks = |host: &HostPlan| host.memory.is_some_and(|memory| host.needed_bytes() > memory.free_bytes);
+        self.host.as_ref().is_some_and(lacks)
+    }
+
+    fn place_without_room(&self) -> &str {
+        if self.missing_bytes() == 0 && self.host_lacks_room() { "this machine" } else { &self.device }
+    }
+
+    /// Refuses what the device, or the processor, has no room for.
     pub(super) fn check(&self) -> Result<(), Box<DoesNotFit>> {
-        match self.memory {
-            Some(memory) if self.needed_bytes() > memory.free_bytes => Err(Box::new(DoesNotFit { plan: self.clone() })),
-            _ => Ok(()),
-        }
+        let fits = self.missing_bytes() == 0 && !self.host_lacks_room();
+        if fits { Ok(()) } else { Err(Box::new(DoesNotFit { plan: self.clone() })) }
     }
 }
 
-/// Bytes that the weights of a checkpoint take on a device.
-pub fn weight_bytes(checkpoint: &Checkpoint, driver: &dyn Driver) -> usize {
-    checkpoint.tensors.values().filter(|tensor| takes_memory(tensor, driver)).map(Tensor::len_bytes).sum()
+impl HostPlan {
+    /// Adds up those of a graph's weights that the processor uses.
+    pub(super) fn new(graph: &Graph, checkpoint: &Checkpoint, driver: &dyn Driver) -> Result<Self, GpuError> {
+        let [weights, weights_in_place] = weights_at(graph, Place::Host, checkpoint, driver);
+        let of_host = graph.nodes.iter().filter(|node| node.place == Place::Host);
+        let family = checkpoint.config.family;
+        let layer = |node: &Node| {
+            node.args.values().find_map(|id| match &graph.tensor_of(*id).storage {
+                Storage::Weight(name) => family.expert_layer(name),
+                Storage::External(_) | Storage::Arena => None,
+            })
+        };
+        let layers: BTreeSet<usize> = of_host.filter_map(layer).collect();
+        let all = checkpoint.expert_bytes().len();
+        let bytes_per_token = [checkpoint.bytes_per_token_of_last_experts(layers.len()), checkpoint.bytes_per_token()];
+        let (n_layers, memory) = ([layers.len(), all], driver.memory()?);
+        Ok(Self { n_layers, weights, weights_in_place, bytes_per_token, memory, activations: 0 })
+    }
+}
+
+/// Bytes of the weights that nodes of a place use, and of those among them that are used where they lie.
+fn weights_at(graph: &Graph, place: Place, checkpoint: &Checkpoint, driver: &dyn Driver) -> [usize; 2] {
+    let used = graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used);
+    let used = used.filter_map(|(tensor, _)| match &tensor.storage {
+        Storage::Weight(name) => checkpoint.tensors.get(name),
+        Storage::External(_) | Storage::Arena => None,
+    });
+    used.fold([0, 0], |[weights, in_place], tensor| {
+        let own = tensor.len_bytes();
+        [weights + own, in_place + if takes_memory(tensor, driver) { 0 } else { own }]
+    })
+}
+
+/// Bytes that the weights of a checkpoint take on a device, and those of them that are not of experts.
+pub fn weight_bytes(checkpoint: &Checkpoint, driver: &dyn Driver) -> [usize; 2] {
+    let taking = checkpoint.tensors.values().filter(|tensor| takes_memory(tensor, driver));
+    taking.fold([0, 0], |[all, dense], tensor| {
+        let is_of_experts = checkpoint.config.family.expert_layer(&tensor.name).is_some();
+        [all + tensor.len_bytes(), dense + if is_of_experts { 0 } else { tensor.len_bytes() }]
+    })
 }
 
 fn takes_memory(tensor: &Tensor, driver: &dyn Driver) -> bool {
@@ -115,7 +195,17 @@ impl fmt::Display for MemoryPlan {
         }
         write!(f, ", activations {}, workspace {}", gb(activations), gb(workspace))?;
         write!(f, ": {} to allocate", gb(self.needed_bytes()))?;
-        match self.memory {
+        if let Some(memory) = self.memory {
+            write!(f, ", {} of {} free", gb(memory.free_bytes), gb(memory.total_bytes))?;
+        }
+        let Some(host) = &self.host else { return Ok(()) };
+        let [n, all] = host.n_layers;
+        write!(f, "; experts of the last {n} of {all} layers in main memory: weights {}", gb(host.weights))?;
+        if host.weights_in_place > 0 {
+            write!(f, " ({} of them used where they are mapped)", gb(host.weights_in_place))?;
+        }
+        write!(f, ", activations {}", gb(host.activations))?;
+        match host.memory {
             Some(memory) => write!(f, ", {} of {} free", gb(memory.free_bytes), gb(memory.total_bytes)),
             None => Ok(()),
         }
@@ -136,6 +226,7 @@ mod tests {
             activations: 500_000_000,
             workspace: 1_000_000,
             gain: None,
+            host: None,
             device: "a GPU".into(),
             memory: Some(DeviceMemory { free_bytes, total_bytes: 16_000_000_000 }),
         }

@@ -5,8 +5,10 @@
 //! - `lifetimes`: which activations there are, and for how long
 //! - [`cover`]: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
 //! - `inputs`: what every step is told, in one copy
+//! - `loading`: one place while it is loaded
 //! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
+//! - `site`: the device, and the processor beside it; `hand_over`: what crosses between them
 //! - `segment`: their grids and arguments for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
 //! - [`memory`]: what all of that takes, before it is allocated
@@ -19,14 +21,17 @@ pub mod cover;
 pub mod decisions;
 pub mod error;
 pub mod executor;
+mod hand_over;
 mod inputs;
 mod lifetimes;
+mod loading;
 pub mod memory;
 pub(crate) mod options;
 pub mod overruled;
 pub mod profile;
 mod replay;
 mod segment;
+mod site;
 mod weights;
 mod workspace;
 

@@ -1,9 +1,11 @@
-//! Steps that come again and again: launched one by one the first time, captured the second, replayed from then on.
+//! Parts of steps that come again and again: launched one by one the first time, captured the second, replayed from
+//! then on.
 //!
 //! A step's launches depend on its shape alone: what changes from step to step is in memory. A device that gains
 //! nothing by it captures nothing.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use gpu::{Driver, GpuError, Graph, Kernel, Launch};
 
@@ -12,13 +14,13 @@ use crate::graph::StepShape;
 /// Steps that are kept: decoding uses few.
 const MAX_STEPS: usize = 64;
 
-/// A step, and how many of its segments are launched together.
-type StepPart = (StepShape, usize);
+/// A step, and the segments of it that are launched together.
+type StepPart = (StepShape, Range<usize>);
 
 #[derive(Default)]
 pub(super) struct Replays {
-    /// None for what came once.
-    steps: HashMap<StepPart, Option<Graph>>,
+    /// By the step, by its part: none for what came once.
+    steps: HashMap<StepShape, HashMap<Range<usize>, Option<Graph>>>,
     /// Whether the device cannot, or failed to.
     is_off: bool,
 }
@@ -31,30 +33,32 @@ impl Replays {
     pub(crate) fn replay<'a>(
         &mut self,
         driver: &dyn Driver,
-        part: StepPart,
+        (shape, part): StepPart,
         launches: impl FnOnce() -> Vec<(&'a Kernel, Launch<'a>)>,
     ) -> Result<bool, GpuError> {
         if self.is_off {
             return Ok(false);
         }
-        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&part) {
+        if self.steps.len() >= MAX_STEPS && !self.steps.contains_key(&shape) {
             self.steps.clear();
         }
-        match self.steps.get(&part) {
-            Some(Some(_)) => {}
-            Some(None) => {
-                let graph = self.capture(driver, &launches());
-                self.steps.insert(part, graph);
-            }
-            None => {
-                self.steps.insert(part, None);
-                return Ok(false);
-            }
+        let known = self.steps.entry(shape).or_default().get(&part);
+        if known.is_none() {
+            self.keep(shape, part, None);
+            return Ok(false);
         }
-        match &self.steps[&part] {
+        if known.is_some_and(Option::is_none) {
+            let graph = self.capture(driver, &launches());
+            self.keep(shape, part.clone(), graph);
+        }
+        match &self.steps[&shape][&part] {
             Some(graph) => driver.replay(graph).map(|()| true),
             None => Ok(false),
         }
+    }
+
+    fn keep(&mut self, shape: StepShape, part: Range<usize>, graph: Option<Graph>) {
+        self.steps.entry(shape).or_default().insert(part, graph);
     }
 
     fn capture(&mut self, driver: &dyn Driver, launches: &[(&Kernel, Launch<'_>)]) -> Option<Graph> {

@@ -2,33 +2,40 @@
 //! each row count that came up their grids and arguments.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
 
 use gpu::{Argument, BufferView, Kernel, Launch};
 
 use super::error::PlanError;
+use super::hand_over::HandOver;
+use super::site::Sites;
 use super::workspace::{Workspace, WorkspaceBytes};
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepShape, TensorId};
 use expression::ExpressionError;
-use kernel::pipeline::{LoadedKernel, Pipeline};
+use kernel::pipeline::LoadedKernel;
 use kernel::step::StepKind;
 use kernel::template::Problem;
 use kernel::template::launch::ArgSpec;
 
 /// Prepared steps and where everything is, for those who only look.
 pub(super) struct Steps<'a> {
-    pub(crate) pipeline: &'a Pipeline,
+    pub(crate) sites: &'a Sites,
     pub(crate) graph: &'a Graph,
-    pub(crate) memory: &'a [BufferView],
-    pub(crate) workspace: &'a Workspace,
     pub(crate) segments: &'a [Segment],
 }
 
 /// Launches for a part of every step.
 pub(super) struct Segment {
+    /// Its nodes in the graph.
+    pub(crate) nodes: Range<usize>,
+    pub(crate) place: Place,
     pub(crate) rows: Rows,
     /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
     pub(crate) buckets: BTreeMap<StepKind, Vec<Bucket>>,
+    /// What crosses before and behind it, if it is the processor's.
+    pub(crate) hand_over: Option<HandOver>,
 }
 
 /// Launches for a range of row counts.
@@ -59,7 +66,7 @@ pub(super) struct PreparedLaunch {
 }
 
 /// Row counts for which prepared launches are kept, per bucket: decoding uses few, prefill any.
-const MAX_PREPARED: usize = 64;
+pub(super) const MAX_PREPARED: usize = 64;
 
 impl Segment {
     /// The bucket of a step; none where it has no rows for this segment.
@@ -74,16 +81,12 @@ impl Segment {
     }
 
     /// Prepares the launches for so many rows in a step of this kind.
-    pub(crate) fn prepare(
-        &mut self,
-        kind: StepKind,
-        n: usize,
-        memory: &[BufferView],
-        workspace: &Workspace,
-    ) -> Result<(), PlanError> {
+    pub(crate) fn prepare(&mut self, kind: StepKind, n: usize, sites: &Sites) -> Result<(), PlanError> {
         let Some(buckets) = self.buckets.get_mut(&kind).filter(|_| n > 0) else { return Ok(()) };
         let index = bucket_index(buckets, n);
-        buckets[index].prepare(n, memory, workspace)
+        let site = sites.of(self.place);
+        buckets[index].prepare(n, &site.memory, &site.workspace)?;
+        self.hand_over.as_mut().map_or(Ok(()), |hand_over| hand_over.prepare(n, sites))
     }
 
     /// The launches of a step that was prepared; none for no rows.

@@ -1,4 +1,5 @@
-//! The checkpoint's tensors on the device: copied or used where they lie, or made there from a few numbers.
+//! The checkpoint's tensors where they are used, on the device or beside the processor: copied or used where they lie,
+//! or made there from a few numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -6,6 +7,7 @@ use std::sync::Arc;
 use gpu::{Argument, BufferView, Driver, Launch};
 
 use super::error::PlanError;
+use crate::graph::placement::Place;
 use crate::graph::{Graph, Storage};
 use format::Dtype;
 use kernel::choice::KernelRequest;
@@ -23,15 +25,16 @@ pub(super) struct Weights {
 }
 
 impl Weights {
-    /// Loads the kernels for a graph's random tensors.
+    /// Loads the kernels for those of a graph's random tensors that nodes of a place use.
     pub(crate) fn new(
         graph: &Graph,
+        place: Place,
         checkpoint: &Checkpoint,
         pipeline: &Pipeline,
         progress: &dyn Progress,
     ) -> Result<Self, PlanError> {
         let mut dtypes: Vec<Dtype> = Vec::new();
-        for tensor in graph.tensors.iter() {
+        for (tensor, _) in graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used) {
             let Storage::Weight(name) = &tensor.storage else { continue };
             let tensor = tensor_of(checkpoint, name)?;
             if matches!(tensor.elements, Elements::Random(_)) && !dtypes.contains(&tensor.dtype) {

@@ -7,6 +7,7 @@ use std::{ptr, slice};
 use super::calls::status;
 use super::device::Device;
 use crate::GpuError;
+use crate::memory::HostMemory;
 
 pub(super) struct Allocation {
     device: Arc<Device>,
@@ -54,6 +55,8 @@ pub(super) struct Pinned {
 
 // SAFETY: ordinary memory that belongs to this owner; freeing may happen on any thread.
 unsafe impl Send for Pinned {}
+// SAFETY: a shared one tells where its bytes are, and touches none of them.
+unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// `len_bytes` zeroed bytes.
@@ -79,6 +82,16 @@ impl Pinned {
     /// Where the bytes from `offset_bytes` on begin, for a copy.
     pub(crate) fn at(&self, offset_bytes: usize) -> *mut c_void {
         self.pointer.wrapping_byte_add(offset_bytes)
+    }
+}
+
+impl HostMemory for Pinned {
+    fn address(&self) -> *mut u8 {
+        self.pointer.cast()
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.len_bytes
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) use device::Device;
 use event::Event;
 use graph::{Executable, Recorded};
 use mailbox::Inbox;
-use memory::Allocation;
+use memory::{Allocation, Pinned};
 pub(crate) use module::{Function, LoadError};
 use shared::{Aside, Shared};
 use staging::Staging;
@@ -267,6 +267,44 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
         self.device.call("copy on the device", |calls| unsafe {
             calls.copy_on_device(address, source, len_bytes, self.device.stream)
         })
+    }
+
+    fn staging(&self, len_bytes: usize) -> Result<Buffer, GpuError> {
+        Ok(Buffer::pinned(Pinned::new(&self.device, len_bytes)?))
+    }
+
+    fn bring(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        let _stream = self.stream();
+        for (from, to) in copies {
+            let len_bytes = from.len_bytes();
+            to.check_write(len_bytes)?;
+            let (source, pointer) = (from.device_address(self.owner)?, to.host_address()?);
+            if len_bytes > 0 {
+                // SAFETY: the first view lies within an allocation of this device, the second is as long in this
+                // process, and both are alive until the stream was waited for, below.
+                self.device.call("copy from the device", |calls| unsafe {
+                    calls.copy_from_device(pointer.cast(), source, len_bytes, self.device.stream)
+                })?;
+            }
+        }
+        self.device.synchronize()
+    }
+
+    fn send(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        let _stream = self.stream();
+        for (from, to) in copies {
+            let len_bytes = from.len_bytes();
+            to.check_write(len_bytes)?;
+            let (pointer, address) = (from.host_address()?, to.device_address(self.owner)?);
+            if len_bytes > 0 {
+                // SAFETY: as in `bring`, but that nobody waits: what staging memory is freed by waits for the stream
+                // first, and the copy out of other memory is made before the call returns.
+                self.device.call("copy to the device", |calls| unsafe {
+                    calls.copy_to_device(address, pointer.cast_const().cast(), len_bytes, self.device.stream)
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn shared(&self, others: &[&dyn Driver], len_bytes: usize) -> Result<Vec<BufferView>, GpuError> {

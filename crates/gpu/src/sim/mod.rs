@@ -68,7 +68,7 @@ impl SimDriver {
             .num_threads(n_threads)
             .thread_name(|i| format!("sim device {i}"))
             .build()
-            .map_err(GpuError::Threads)?;
+            .map_err(|error| GpuError::Threads(std::io::Error::other(error)))?;
         let (max_lds_bytes, schedule) = ([u32::MAX; 2], Schedule { seed: 0 });
         Ok(Self { arch: arch.to_owned(), wave_size, max_lds_bytes, schedule, pool, stream: Mutex::new(()) })
     }

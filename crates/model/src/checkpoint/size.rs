@@ -1,5 +1,7 @@
 //! What a checkpoint takes: numbers, bytes, and bytes that are read for a token.
 
+use std::collections::BTreeMap;
+
 use super::tensors::{EMBEDDING, parameters};
 use super::{Checkpoint, Tensor};
 
@@ -12,6 +14,26 @@ impl Checkpoint {
     /// Bytes of all tensors in memory.
     pub fn tensor_bytes(&self) -> u64 {
         self.tensors.values().map(|tensor| tensor.len_bytes() as u64).sum()
+    }
+
+    /// Bytes in memory of the experts of each layer that has any.
+    pub fn expert_bytes(&self) -> BTreeMap<usize, usize> {
+        let mut layers = BTreeMap::new();
+        for tensor in self.tensors.values() {
+            if let Some(layer) = self.config.family.expert_layer(&tensor.name) {
+                *layers.entry(layer).or_insert(0) += tensor.len_bytes();
+            }
+        }
+        layers
+    }
+
+    /// Bytes of the experts of the last `n_layers` that have any, of which a step for one token reads some.
+    pub fn bytes_per_token_of_last_experts(&self, n_layers: usize) -> u64 {
+        let layers = self.expert_bytes();
+        let first = layers.keys().rev().take(n_layers).next_back().copied().unwrap_or(usize::MAX);
+        let is_of_them =
+            |tensor: &&Tensor| self.config.family.expert_layer(&tensor.name).is_some_and(|layer| layer >= first);
+        self.tensors.values().filter(is_of_them).map(|tensor| self.bytes_for_a_token(tensor)).sum()
     }
 
     /// Bytes of weights that a step for one token reads: everything once, but of the embedding one row, and of the

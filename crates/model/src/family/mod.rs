@@ -247,6 +247,12 @@ impl Family {
         itself.or_else(|| of(&is_beside).map(|tensor| (tensor, true)))
     }
 
+    /// The layer of a tensor that has something for each expert, by its canonical name; none of all others.
+    pub fn expert_layer(&self, name: &str) -> Option<usize> {
+        let (layer, _) = name.strip_prefix("block.")?.split_once('.')?;
+        layer.parse().ok().filter(|_| self.is_of_experts(name))
+    }
+
     /// Whether a tensor of this canonical name has something for each expert, of which a token needs its own alone.
     pub(crate) fn is_of_experts(&self, name: &str) -> bool {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map_or(name, |(_, inner)| inner);

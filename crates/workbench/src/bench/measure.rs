@@ -67,9 +67,10 @@ impl Measured {
         Some((last - first) / self.median_s())
     }
 
-    /// What no machine of these limits can pass, in tokens per second.
-    pub fn limit_tok_per_s(&self, limits: &MachineLimits) -> f64 {
-        self.tokens as f64 / self.cost.least_s(limits.memory_bytes_per_s(), limits.flop_per_s())
+    /// What no machine of these limits can pass, in tokens per second; `host` are those of the processor beside the
+    /// device, where it computes a part.
+    pub fn limit_tok_per_s(&self, limits: &MachineLimits, host: Option<&MachineLimits>) -> f64 {
+        self.tokens as f64 / self.cost.least_s(limits, host)
     }
 }
 

@@ -1,6 +1,9 @@
 //! How many bytes a step must move and how many operations it must do: counted from the model's matrices, which its
 //! family lists, and from what its layers keep.
 
+use std::collections::BTreeSet;
+
+use super::limits::MachineLimits;
 use engine::graph::kv_cache::KvDtypes;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::tensors::{EMBEDDING, groups};
@@ -13,17 +16,36 @@ pub struct Cost {
     pub bytes: f64,
     /// Operations; a multiply-add counts as two.
     pub flop: f64,
+    /// What of the bytes is in main memory, for the processor beside the device.
+    pub host_bytes: f64,
+    /// What of the operations is the processor's.
+    pub host_flop: f64,
 }
 
 impl Cost {
-    /// The least time in seconds, bytes and operations overlapping perfectly.
-    pub fn least_s(&self, bytes_per_s: f64, flop_per_s: f64) -> f64 {
-        (self.bytes / bytes_per_s).max(self.flop / flop_per_s)
+    /// The least time in seconds: bytes and operations overlap perfectly, and the device and the processor beside it
+    /// take turns.
+    pub fn least_s(&self, limits: &MachineLimits, host: Option<&MachineLimits>) -> f64 {
+        let rates = |limits: &MachineLimits| (limits.memory_bytes_per_s(), limits.flop_per_s());
+        let (bytes, flop) = host.map_or((0.0, 0.0), |_| (self.host_bytes, self.host_flop));
+        let of_host = host.map_or(0.0, |host| least_s((bytes, flop), rates(host)));
+        least_s((self.bytes - bytes, self.flop - flop), rates(limits)) + of_host
+    }
+
+    /// The same on a device that has everything, with so many bytes and operations per second.
+    pub fn least_s_at(&self, bytes_per_s: f64, flop_per_s: f64) -> f64 {
+        least_s((self.bytes, self.flop), (bytes_per_s, flop_per_s))
     }
 
     pub(crate) fn times(self, n: f64) -> Self {
-        Self { bytes: n * self.bytes, flop: n * self.flop }
+        let Self { bytes, flop, host_bytes, host_flop } = self;
+        Self { bytes: n * bytes, flop: n * flop, host_bytes: n * host_bytes, host_flop: n * host_flop }
     }
+}
+
+/// Of bytes and operations, at so many of each per second.
+fn least_s((bytes, flop): (f64, f64), (bytes_per_s, flop_per_s): (f64, f64)) -> f64 {
+    (bytes / bytes_per_s).max(flop / flop_per_s)
 }
 
 /// A model as far as its cost is concerned.
@@ -43,6 +65,9 @@ struct Matrix {
     elements: f64,
     /// Bytes of a weight, with its part of the scales that its block shares.
     bytes_each: f64,
+    /// Of experts, the layer.
+    layer: usize,
+    is_on_host: bool,
 }
 
 /// Which rows a matrix is for.
@@ -127,7 +152,7 @@ impl Model {
             for &l in &group.layers {
                 let name = group.name_in(l);
                 let bytes_each = checkpoint.tensor(&name).dtype.stored_bits() / 8.0;
-                let mut add = |part| matrices.push(Matrix { part, elements, bytes_each });
+                let mut add = |part| matrices.push(Matrix { part, elements, bytes_each, layer: l, is_on_host: false });
                 if name == EMBEDDING {
                     add(MatrixUse::Embedding);
                 }
@@ -139,6 +164,18 @@ impl Model {
             }
         }
         Self { config: config.clone(), matrices, kv }
+    }
+
+    /// The same, with the experts of the last `n_layers` that have any in main memory.
+    #[must_use]
+    pub fn with_experts_on_host(mut self, n_layers: usize) -> Self {
+        let experts = self.matrices.iter().filter(|matrix| matrix.part == MatrixUse::Experts);
+        let layers: BTreeSet<usize> = experts.map(|matrix| matrix.layer).collect();
+        let of_host: BTreeSet<usize> = layers.into_iter().rev().take(n_layers).collect();
+        for matrix in self.matrices.iter_mut().filter(|matrix| matrix.part == MatrixUse::Experts) {
+            matrix.is_on_host = of_host.contains(&matrix.layer);
+        }
+        self
     }
 
     /// Counts a step in which so many sequences each have one row, which sees so many positions.
@@ -156,15 +193,20 @@ impl Model {
         let (n_experts, chosen) = (dim("num_experts"), dim("experts_per_token"));
         let touched = 1.0 - (1.0 - chosen / n_experts).powf(n_rows);
         let mut cost = Cost::default();
-        for &Matrix { part, elements, bytes_each } in &self.matrices {
+        for &Matrix { part, elements, bytes_each, is_on_host, .. } in &self.matrices {
             let (read, rows) = match part {
                 MatrixUse::Dense => (elements, n_rows),
                 MatrixUse::Experts => (touched * elements, n_rows * chosen / n_experts),
                 MatrixUse::Embedding => (n_rows * config.hidden_size as f64, 0.0),
                 MatrixUse::Unembedding => (elements, rows.n_logit_rows()),
             };
-            cost.bytes += read * bytes_each;
-            cost.flop += 2.0 * rows * elements;
+            let (bytes, flop) = (read * bytes_each, 2.0 * rows * elements);
+            cost.bytes += bytes;
+            cost.flop += flop;
+            if is_on_host {
+                cost.host_bytes += bytes;
+                cost.host_flop += flop;
+            }
         }
         let attention_size = dim("num_attention_heads") * dim("head_dim");
         for l in 0..config.num_hidden_layers {
@@ -180,19 +222,23 @@ impl Model {
     /// Counts a run, so many sequences at a time: the steps of decoding with all slots full, and the operations of the
     /// prompts, whose rows ride along.
     pub fn cost_of_run(&self, sequences: &[Sequence], slots: usize) -> Cost {
-        let (mut n_rows, mut n_seen, mut flop) = (0, 0, 0.0);
-        let of_prompt = |tokens: usize| if tokens > 0 { self.cost(Rows::Prompt { tokens }).flop } else { 0.0 };
+        let (mut n_rows, mut n_seen, mut flop) = (0, 0, [0.0; 2]);
+        let of_prompt = |tokens: usize| {
+            let cost = if tokens > 0 { self.cost(Rows::Prompt { tokens }) } else { Cost::default() };
+            [cost.flop, cost.host_flop]
+        };
         for &Sequence { prompt, cached, new } in sequences {
             // The first token comes from the prompt's last row.
             let rows = new.saturating_sub(1);
             n_rows += rows;
             n_seen += rows * prompt + rows * new / 2;
-            flop += of_prompt(prompt) - of_prompt(cached);
+            let (all, known) = (of_prompt(prompt), of_prompt(cached));
+            flop = [flop[0] + all[0] - known[0], flop[1] + all[1] - known[1]];
         }
         let (batch, context) = (slots.min(sequences.len()).max(1), n_seen as f64 / n_rows.max(1) as f64);
         let steps = n_rows as f64 / batch as f64;
         let decode = self.cost(Rows::Decode { batch, context }).times(steps);
-        Cost { flop: decode.flop + flop, ..decode }
+        Cost { flop: decode.flop + flop[0], host_flop: decode.host_flop + flop[1], ..decode }
     }
 }
 
@@ -234,9 +280,33 @@ mod tests {
     }
 
     #[test]
+    fn what_the_processor_has_is_a_part_of_all_and_the_two_take_turns() {
+        let rows = Rows::Decode { batch: 1, context: 0.0 };
+        let all = model(Some(4), Dtype::Mxfp4);
+        let of = |n| all.clone().with_experts_on_host(n).cost(rows);
+        let expert = 3.0 * 2880.0 * 2880.0;
+        for n in [0, 1, 4] {
+            let cost = of(n);
+            assert_eq!((cost.bytes, cost.flop), (all.cost(rows).bytes, all.cost(rows).flop));
+            assert_eq!(cost.host_bytes, n as f64 * 4.0 * expert * 17.0 / 32.0);
+            assert_eq!(cost.host_flop, n as f64 * 4.0 * expert * 2.0);
+        }
+        let cost = of(4);
+        let limits = |bytes_per_s: f64| {
+            let mut limits = MachineLimits::unknown();
+            (limits.read_bytes_per_s, limits.multiply_add_flop_per_s) = (bytes_per_s, 1e15);
+            limits
+        };
+        let (device, host) = (limits(1e12), limits(1e11));
+        let expected = (cost.bytes - cost.host_bytes) / 1e12 + cost.host_bytes / 1e11;
+        assert!((cost.least_s(&device, Some(&host)) / expected - 1.0).abs() < 1e-12);
+        assert_eq!(cost.least_s(&device, None), cost.bytes / 1e12);
+    }
+
+    #[test]
     fn limits_of_an_h200_are_those_that_were_worked_out_by_hand() {
         // 4.3 TB/s and 790 TFLOP/s, MXFP4 experts, 512 positions: an independent count of the same model.
-        let per_s = |rows, tokens: f64| tokens / model(None, Dtype::Mxfp4).cost(rows).least_s(4.3e12, 790e12);
+        let per_s = |rows, tokens: f64| tokens / model(None, Dtype::Mxfp4).cost(rows).least_s_at(4.3e12, 790e12);
         for (batch, limit) in [(1, 1_155.0), (32, 10_623.0), (256, 66_195.0), (1024, 107_628.0)] {
             let found = per_s(Rows::Decode { batch, context: 512.0 }, batch as f64);
             assert!((found / limit - 1.0).abs() < 1e-3, "batch {batch}: {found}, expected {limit}");

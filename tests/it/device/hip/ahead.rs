@@ -51,7 +51,8 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
     let block_bytes = pool.block_bytes;
     model.kv_budget_bytes = layout.total_bytes() - (pool.n_blocks - pool_blocks) * block_bytes;
     let pipeline = Pipeline::new(library, tables, target, store, driver).expect("tables that are right");
-    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), model, watchdog: None }, &()).expect("loads")
+    Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None }, &())
+        .expect("loads")
 }
 
 /// A prompt of its own, and how its answer is drawn.

@@ -50,6 +50,10 @@ fn a_gpu_that_the_model_does_not_fit_on_is_left_out() {
     let err = said("arch = gfx1100, gfx1100\nmultiprocessors = 96, 40\nmemory = 100000, 4000000000", "auto", &[]);
     assert!(err.contains("device: hip:1 (Fake gfx1100, gfx1100, 80 CUs (40 WGPs), 4.0 GB free): of 2 GPUs"), "{err}");
     assert!(err.contains(" that the weights fit on; they take 3.2 MB, too much for hip:0 (Fake gfx1100,"), "{err}");
+    // Where it fits on none, one that the processor can help goes before the processor alone.
+    let err = said("arch = gfx1100, gfx1100\nmultiprocessors = 40, 96\nmemory = 2000000, 100000", "auto", &[]);
+    assert!(err.contains("device: hip:0 (Fake gfx1100, gfx1100, 80 CUs (40 WGPs), 2.0 MB free): of 2 GPUs"), "{err}");
+    assert!(err.contains(" that all but the experts fits on; the weights take 3.2 MB"), "{err}");
     // A larger model than the tiny one.
     let shape = ["--shape", "gpt-oss-20b", "--layers", "1"];
     let room = Room::new("arch = gfx1100, gfx1151\nmultiprocessors = 96, 40\nmemory = 1000000000, 64000000000");

@@ -255,3 +255,30 @@ fn a_chip_that_nobody_knows_is_compiled_for_by_its_own_name() {
     assert!(err.contains("was compiled for gfx1151 (code object v5), and hip:0, a gfx1152, does not take it"), "{err}");
     assert!(err.contains("hint: `--device hip:0@ARCH`"), "{err}");
 }
+
+/// Two of four layers: a step is in three parts on the device, each captured by itself, and two hand-overs.
+#[test]
+fn experts_that_the_processor_computes_change_no_word_on_hip() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let (room, simulated) = Room::executing("gfx1100", &["--precision", "f32"], "");
+    let output = room.on("hip", &["--precision", "f32", "--n-cpu-moe", "2"]);
+    let err = text(&output.stderr);
+    assert!(output.status.success(), "{err}");
+    assert!(err.contains("the processor computes the experts of the last 2 of 4 layers"), "{err}");
+    assert_eq!(text(&output.stdout), simulated);
+    let calls = room.calls();
+    let launches: Vec<usize> = (0..calls.len()).filter(|&i| calls[i].starts_with("hipGraphLaunch")).collect();
+    assert!(launches.len() >= 6, "{calls:?}");
+    // From the last step's first part to its last one: what crosses is brought, waited for, and sent back.
+    let last: Vec<usize> = launches[launches.len() - 3..].to_vec();
+    for pair in last.windows(2) {
+        let between = &calls[pair[0]..pair[1]];
+        let count = |name: &str| between.iter().filter(|line| line.starts_with(name)).count();
+        assert_eq!(
+            (count("hipStreamSynchronize"), count("hipMalloc"), count("hipHostMalloc")),
+            (1, 0, 0),
+            "{between:?}"
+        );
+        assert!(count("hipMemcpyAsync") + count("hipMemcpyDtoHAsync") > 0, "{between:?}");
+    }
+}

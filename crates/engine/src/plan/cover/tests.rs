@@ -55,7 +55,7 @@ fn chooser(arch: &str, tables: TuningTables) -> Chooser {
 
 /// The launches of a step with so many rows, all of which give logits and ask for no more.
 fn launches(graph: &Graph, chooser: &Chooser, n: usize, step: StepKind) -> Vec<Cover> {
-    let mut segments = segments(graph, &chooser.fusions());
+    let mut segments = segments(graph, Place::Device, &chooser.fusions());
     segments.retain(|segment| !graph.nodes[segment.range.start].rows.are_asked_for());
     segments.iter().flat_map(|segment| segment.cover(chooser, n, step, &[])).collect()
 }
@@ -115,7 +115,7 @@ fn what_others_read_is_kept_and_what_is_refused_is_done_node_by_node() {
     assert_eq!(run.args["assignment"], experts.args["assignment"]);
     assert!(run.args["x"] != run.args["rmsnorm_y"] && !run.args.contains_key("expert"));
 
-    let segments = segments(&graph, &chooser.fusions());
+    let segments = segments(&graph, Place::Device, &chooser.fusions());
     let cover =
         |refused: &[Problem]| segments[0].cover(&chooser, 1, StepKind::Decode, refused).into_iter().map(|c| c.label);
     let refused: Vec<String> = cover(std::slice::from_ref(&run.problem)).collect();
@@ -291,7 +291,7 @@ fn what_a_run_needs_lives_from_its_first_node_to_its_last() {
     let lives = |candidates: &[Candidates]| {
         super::super::lifetimes::lifetimes(&graph, candidates, &pipeline, &options).expect("contracts fit")
     };
-    let candidates = segments(&graph, &chooser.fusions());
+    let candidates = segments(&graph, Place::Device, &chooser.fusions());
     let (alone, all) = (lives(&[]), lives(&candidates));
     let (mut n_begin, mut n_end) = (0, 0);
     for range in candidates.iter().flat_map(Candidates::run_ranges) {

@@ -3,7 +3,9 @@
 
 use std::time::Instant;
 
-use super::{Profile, without_layer, work};
+use gpu::GpuError;
+
+use super::{Profile, ProfileEntry, without_layer, work};
 use crate::graph::StepShape;
 use crate::plan::error::PlanError;
 use crate::plan::segment::Steps;
@@ -11,21 +13,36 @@ use crate::plan::segment::Steps;
 /// Runs a step that was prepared.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape) -> Result<Profile, PlanError> {
     let mut result = Ok(Profile::default());
-    steps.pipeline.driver().enter(&mut || result = launch_all(steps, shape));
+    steps.sites.enter(&mut || result = launch_all(steps, shape));
     result
 }
 
 fn launch_all(steps: &Steps<'_>, shape: StepShape) -> Result<Profile, PlanError> {
     let mut profile = Profile { steps: 1, ..Profile::default() };
     for segment in steps.segments {
-        for (planned, prepared) in segment.prepared(shape) {
-            let mut entry = work::count(steps, planned, &prepared.args, shape.count(segment.rows))?;
-            let failed = |source| PlanError::Device { label: planned.label.clone(), source };
+        let (n_rows, driver) = (shape.count(segment.rows), steps.sites.of(segment.place).driver());
+        let hand_over = segment.hand_over.as_ref().filter(|_| n_rows > 0);
+        if let Some(hand_over) = hand_over {
+            steps.sites.device.driver().wait().map_err(|source| failed("the device's part", source))?;
             let begin = Instant::now();
-            entry.time = steps.pipeline.driver().launch_timed(planned.kernel(), &prepared.launch()).map_err(failed)?;
+            hand_over.bring(n_rows, steps.sites)?;
+            let (time, bytes) = (begin.elapsed(), hand_over.len_bytes(n_rows) as f64);
+            profile.step_time += time;
+            profile.add("hand-over", "copies", ProfileEntry { calls: 1, time, bytes, flop: 0.0 });
+        }
+        for (planned, prepared) in segment.prepared(shape) {
+            let mut entry = work::count(steps, driver, planned, &prepared.args, n_rows)?;
+            let begin = Instant::now();
+            let timed = driver.launch_timed(planned.kernel(), &prepared.launch());
+            entry.time = timed.map_err(|source| failed(&planned.label, source))?;
             profile.step_time += begin.elapsed();
             profile.add(&without_layer(&planned.label), &planned.kernel.rendered.label, entry);
         }
+        hand_over.map_or(Ok(()), |hand_over| hand_over.send(n_rows, steps.sites))?;
     }
     Ok(profile)
+}
+
+fn failed(label: &str, source: GpuError) -> PlanError {
+    PlanError::Device { label: label.to_owned(), source }
 }

@@ -114,6 +114,7 @@ impl Profiler {
             Profiled::Every { rounds } => Some(rounds),
             Profiled::Some => is_power_of_four(alike.seen + 1).then_some(1),
         };
+        self.is_in_order |= steps.sites.host.is_some(); // of two places that take turns no graph is made
         if let Some(rounds) = rounds
             && !self.is_in_order
         {

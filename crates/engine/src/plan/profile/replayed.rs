@@ -43,7 +43,7 @@ struct Group {
 /// the step gives must be made anew by running it; what it takes from the step before is left as it was.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;
-    let driver = steps.pipeline.driver();
+    let driver = steps.sites.device.driver();
     let carried = carried(driver, &launches).map_err(failed)?;
     let profile = timed(steps, &launches, &carried, rounds.max(1))?;
     restore(driver, &carried).map_err(failed)?;
@@ -60,7 +60,7 @@ fn timed(
     carried: &[Carried],
     rounds: usize,
 ) -> Result<Option<Profile>, PlanError> {
-    let driver = steps.pipeline.driver();
+    let driver = steps.sites.device.driver();
     // One by one first, so that what goes wrong is told by its node.
     for Isolated { planned, prepared, .. } in launches {
         let launched = driver.launch_timed(planned.kernel(), &prepared.launch());
@@ -82,7 +82,7 @@ fn timed(
     for ((node, template), group) in groups {
         let each = median(group.times) / group.n_captured as u32;
         for launch in group.launches.iter().map(|&i| &launches[i]) {
-            let counted = work::count(steps, launch.planned, &launch.prepared.args, launch.n_rows)?;
+            let counted = work::count(steps, driver, launch.planned, &launch.prepared.args, launch.n_rows)?;
             profile.add(&node, &template, ProfileEntry { time: each, ..counted });
         }
     }
@@ -143,7 +143,7 @@ fn time(
 
 /// The launches of a step, with activations that live as long as the step.
 fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>, PlanError> {
-    let shared = prepare(steps, shape, steps.memory)?;
+    let shared = prepare(steps, shape, &steps.sites.device.memory)?;
     let mut lengths: BTreeMap<usize, usize> = BTreeMap::new();
     for Isolated { planned, prepared, .. } in &shared {
         for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
@@ -158,8 +158,8 @@ fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>
     }
     let total = lengths.values().map(|length| length.next_multiple_of(ALIGNMENT_BYTES)).sum();
     let no_room = |source| PlanError::Device { label: "activations of a profile".into(), source };
-    let own = steps.pipeline.driver().allocate(total).map_err(no_room)?.view();
-    let mut memory = steps.memory.to_vec();
+    let own = steps.sites.device.driver().allocate(total).map_err(no_room)?.view();
+    let mut memory = steps.sites.device.memory.clone();
     let mut offset = 0;
     for (id, length) in lengths {
         memory[id] = own.slice(offset, length).expect("the sum of all lengths");
@@ -173,7 +173,7 @@ fn prepare<'a>(steps: &Steps<'a>, shape: StepShape, memory: &[BufferView]) -> Re
     for segment in steps.segments {
         let n_rows = shape.count(segment.rows);
         for planned in segment.bucket(shape).into_iter().flat_map(|bucket| &bucket.launches) {
-            let prepared = planned.prepare(n_rows, memory, steps.workspace)?;
+            let prepared = planned.prepare(n_rows, memory, &steps.sites.device.workspace)?;
             launches.push(Isolated { planned, prepared, n_rows });
         }
     }

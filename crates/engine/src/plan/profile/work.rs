@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use gpu::Argument;
+use gpu::{Argument, Driver};
 
 use super::ProfileEntry;
 use crate::plan::error::PlanError;
@@ -16,6 +16,7 @@ use kernel::template::work::Elements;
 /// One launch, not timed yet; its inputs are in memory.
 pub(super) fn count(
     steps: &Steps<'_>,
+    driver: &dyn Driver,
     planned: &PlannedLaunch,
     args: &[Argument],
     n_rows: usize,
@@ -24,15 +25,15 @@ pub(super) fn count(
     let mut left: Vec<ArgSpec> = planned.kernel.rendered.args.clone();
     let mut entry = ProfileEntry { calls: 1, ..ProfileEntry::default() };
     for op in &planned.problem.ops {
-        let contract = steps.pipeline.library().contract(op)?;
+        let contract = steps.sites.device.pipeline.library().contract(op)?;
         let declared: BTreeSet<&str> = contract.args.iter().map(|arg| arg.name.as_str()).collect();
         let (own, others) = left.into_iter().partition(|arg| declared.contains(arg.name.as_str()));
         left = others;
         let own: Vec<ArgSpec> = own;
-        let inputs = read(steps, planned, args, contract.work.counted())?;
+        let inputs = read(driver, planned, args, contract.work.counted())?;
         let mut work = contract.work.count(&planned.problem, &own, &scalars, &inputs)?;
         if op == "attention" {
-            cap_cache(&mut work.bytes, &planned.problem, &read(steps, planned, args, ["slot", "position"])?);
+            cap_cache(&mut work.bytes, &planned.problem, &read(driver, planned, args, ["slot", "position"])?);
         }
         entry.bytes += work.total_bytes();
         entry.flop += work.flop.unwrap_or(0.0);
@@ -45,7 +46,7 @@ pub(super) fn count(
 
 /// Whole numbers that a launch takes, as they are in memory now; those that the kernel does not have are left out.
 fn read<'n>(
-    steps: &Steps<'_>,
+    driver: &dyn Driver,
     planned: &PlannedLaunch,
     args: &[Argument],
     names: impl IntoIterator<Item = &'n str>,
@@ -60,7 +61,7 @@ fn read<'n>(
         };
         let mut bytes = vec![0; *required_bytes];
         let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-        steps.pipeline.driver().read(view, &mut bytes).map_err(failed)?;
+        driver.read(view, &mut bytes).map_err(failed)?;
         let words = bytemuck::pod_collect_to_vec::<u8, u32>(&bytes).into_iter();
         elements.insert(name.to_owned(), words.map(i64::from).collect());
     }

@@ -1,0 +1,68 @@
+//! Who computes a node: the device that the model is loaded on, or the processor beside it, from main memory.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use super::{Graph, Node, Storage};
+use model::family::Family;
+
+/// Who computes a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Place {
+    /// The device.
+    #[default]
+    Device,
+    /// This machine's cores.
+    Host,
+}
+
+/// How many layers' experts the processor computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostLayers {
+    /// Those of so many of the last layers, or of all that have any.
+    Last(usize),
+    /// As few as leave room for the rest on the device: none, where everything fits.
+    AsNeeded,
+}
+
+impl Graph {
+    /// Has the processor compute the experts of the last `n_layers` that have any: the nodes that use their weights,
+    /// and what lies between these in the layer, if it needs nothing else that the device keeps.
+    pub fn place_experts(&mut self, family: &Family, n_layers: usize) {
+        let layers = self.expert_layers(family);
+        for nodes in layers.values().rev().take(n_layers) {
+            for at in nodes.clone() {
+                if !self.uses_externals(&self.nodes[at]) {
+                    self.nodes[at].place = Place::Host;
+                }
+            }
+        }
+    }
+
+    /// The nodes of each layer that use weights of experts, from the first to the last of them.
+    fn expert_layers(&self, family: &Family) -> BTreeMap<usize, Range<usize>> {
+        let mut layers: BTreeMap<usize, Range<usize>> = BTreeMap::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            let layer = node.args.values().find_map(|id| match &self.tensor_of(*id).storage {
+                Storage::Weight(name) => family.expert_layer(name),
+                Storage::External(_) | Storage::Arena => None,
+            });
+            if let Some(layer) = layer {
+                layers.entry(layer).or_insert(at..at).end = at + 1;
+            }
+        }
+        layers
+    }
+
+    fn uses_externals(&self, node: &Node) -> bool {
+        node.args.values().any(|id| matches!(self.tensor_of(*id).storage, Storage::External(_)))
+    }
+
+    /// Whether a node of this place uses a tensor, for each tensor.
+    pub(crate) fn used_at(&self, place: Place) -> Vec<bool> {
+        let mut used = vec![false; self.tensors.len()];
+        let nodes = self.nodes.iter().filter(|node| node.place == place);
+        nodes.flat_map(|node| node.args.values()).for_each(|id| used[id.0] = true);
+        used
+    }
+}

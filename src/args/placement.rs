@@ -1,0 +1,243 @@
+//! What of a model the device has, and what of it stays in main memory for the processor.
+
+use clap::Args;
+use engine::HostShare;
+use engine::device::Device;
+use engine::graph::placement::HostLayers;
+use engine::plan::memory::weight_bytes;
+use kernel::object::cache::parse_size;
+use kernel::object::store::Store;
+use kernel::pipeline::Pipeline;
+use model::checkpoint::Checkpoint;
+use serde::Serialize;
+use system::units::human_bytes;
+use workbench::bench::limits;
+
+use super::DeviceArgs;
+use super::source::SourceArgs;
+use crate::usage::UsageError;
+
+/// How a model is shared out between a device and the processor beside it.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct PlacementArgs {
+    /// Leave the experts of the last N layers in main memory, where the processor computes them; auto: of as few as
+    /// make room for the rest on the GPU, none where everything fits [default: auto]
+    #[arg(long, value_name = "N|auto", value_parser = host_layers)]
+    pub(crate) n_cpu_moe: Option<HostLayers>,
+
+    /// Use no more of the device's memory than this, such as 12GB or 12GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) memory: Option<usize>,
+}
+
+/// What of a model lies on a device that has not room for all of it, as far as that is known before it is planned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shares {
+    /// Bytes of weights that the device is sure to have.
+    pub(crate) weights: usize,
+    /// Bytes that these leave free; `None` where nobody says, or they do not fit.
+    pub(crate) left: Option<usize>,
+    /// Whether experts make room for whatever else needs it.
+    pub(crate) yields: bool,
+}
+
+/// Experts leave the device where other weights would leave less than this part of it free.
+const LEAST_LEFT: usize = 16;
+
+/// Weights that take more than so many parts of [`OF_PARTS`] of a device may leave too little beside them.
+const MANY_PARTS: usize = 3;
+const OF_PARTS: usize = 5;
+
+fn host_layers(text: &str) -> Result<HostLayers, String> {
+    match text.parse() {
+        Ok(n) => Ok(HostLayers::Last(n)),
+        Err(_) if text == "auto" => Ok(HostLayers::AsNeeded),
+        Err(_) => Err("expected a number of layers, or `auto`".into()),
+    }
+}
+
+fn size(text: &str) -> Result<usize, String> {
+    let bytes = parse_size(text).map_err(|error| error.to_string())?;
+    usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(|| "expected some bytes".into())
+}
+
+impl PlacementArgs {
+    /// Bytes of a device's memory that may be used.
+    pub(crate) fn most_bytes(&self) -> usize {
+        self.memory.unwrap_or(usize::MAX)
+    }
+
+    /// Layers that a flag has the processor compute.
+    pub(crate) fn asked_layers(&self) -> usize {
+        match self.n_cpu_moe {
+            Some(HostLayers::Last(n)) => n,
+            Some(HostLayers::AsNeeded) | None => 0,
+        }
+    }
+}
+
+impl DeviceArgs {
+    /// Bytes of the weights of a model, and of those that a device must have at least.
+    pub(super) fn weights_of_device(&self, checkpoint: &Checkpoint) -> [usize; 2] {
+        let experts = checkpoint.expert_bytes();
+        let all = checkpoint.tensor_bytes() as usize / self.tp as usize;
+        let host = match self.placement.n_cpu_moe {
+            _ if self.tp > 1 => 0,
+            Some(HostLayers::Last(n)) => experts.values().rev().take(n).sum(),
+            Some(HostLayers::AsNeeded) | None => experts.values().sum(),
+        };
+        // Where a number is asked for, the device has all else.
+        let wanted = if self.placement.asked_layers() > 0 { all - host } else { all };
+        [wanted, all - host]
+    }
+
+    /// The processor beside a device, where it has or may have a part of a model.
+    pub(super) fn host_share(
+        &self,
+        checkpoint: &Checkpoint,
+        pipeline: &Pipeline,
+        kv_bytes: usize,
+    ) -> anyhow::Result<Option<HostShare>> {
+        let asked = self.placement.n_cpu_moe;
+        let has_experts = !checkpoint.expert_bytes().is_empty();
+        if self.placement.asked_layers() > 0 {
+            if self.tp > 1 {
+                let why = "devices that compute a model together compute all of it";
+                return Err(UsageError(format!("`--n-cpu-moe` does not go with `--tp`: {why}")).into());
+            }
+            if !has_experts {
+                return Err(UsageError("`--n-cpu-moe`: the model has no experts".into()).into());
+            }
+        }
+        let may_share = has_experts && self.tp == 1 && pipeline.target().is_gpu();
+        if !may_share || asked == Some(HostLayers::Last(0)) {
+            return Ok(None);
+        }
+        let layers = asked.unwrap_or(HostLayers::AsNeeded);
+        if asked.is_none() {
+            let [weights, _] = weight_bytes(checkpoint, pipeline.driver());
+            let is_tight = |free: usize| weights.saturating_add(kv_bytes) > free / OF_PARTS * MANY_PARTS;
+            if !pipeline.memory()?.is_some_and(|memory| is_tight(memory.free_bytes)) {
+                return Ok(None);
+            }
+        }
+        let tables = self.source.tables()?;
+        let (target, driver) = Device::Cpu.open(&tables, self.threads as usize)?;
+        let pipeline = Pipeline::new(self.source.library()?, tables, target, Store::from_env()?, driver)?;
+        Ok(Some(HostShare { pipeline, layers }))
+    }
+}
+
+impl Shares {
+    /// Those of a model on a device, beside which the processor computes so many layers' experts.
+    pub(crate) fn new(checkpoint: &Checkpoint, pipeline: &Pipeline, host: Option<HostLayers>) -> anyhow::Result<Self> {
+        let [all, dense] = weight_bytes(checkpoint, pipeline.driver());
+        let free = pipeline.memory()?.map(|memory| memory.free_bytes);
+        let left = |weights: usize| free.and_then(|free| free.checked_sub(weights)).filter(|left| *left > 0);
+        Ok(match host {
+            Some(HostLayers::Last(n)) => {
+                let weights = all - checkpoint.expert_bytes().values().rev().take(n).sum::<usize>();
+                Self { weights, left: left(weights), yields: false }
+            }
+            Some(HostLayers::AsNeeded) if left(all) < free.map(|free| free / LEAST_LEFT) => {
+                Self { weights: dense, left: left(dense), yields: true }
+            }
+            Some(HostLayers::AsNeeded) | None => Self { weights: all, left: left(all), yields: false },
+        })
+    }
+}
+
+/// Who would compute what of a model, and what that allows.
+#[derive(Debug, Serialize)]
+pub(crate) struct Placement {
+    device: String,
+    /// Layers whose experts the processor would compute, of those that have any.
+    host_layers: [usize; 2],
+    /// Bytes of weights on the device, and in main memory for the processor.
+    weights: [u64; 2],
+    /// Bytes of weights that a step for one token reads, of each.
+    bytes_per_token: [u64; 2],
+    /// Bytes that each reads in a second, where that was measured: not of a simulator.
+    bytes_per_s: [Option<f64>; 2],
+    /// What these allow, one after the other.
+    limit_tok_per_s: Option<f64>,
+}
+
+impl Placement {
+    /// Of a model on a device. Where the number of layers is not given, it is what the weights leave room for, with an
+    /// eighth of the rest for all else; loading the model knows the rest.
+    ///
+    /// # Errors
+    /// If the device cannot be opened.
+    pub(crate) fn new(checkpoint: &Checkpoint, device: &Device, args: &PlacementArgs) -> anyhow::Result<Self> {
+        let source = SourceArgs { templates: None, tuning: None };
+        let pipeline = |device: &Device| -> anyhow::Result<Pipeline> {
+            let tables = source.tables()?;
+            let (target, driver) = device.open(&tables, 0)?;
+            Ok(Pipeline::new(source.library()?, tables, target, Store::from_env()?, driver)?)
+        };
+        let on_device = pipeline(device)?.with_memory(args.most_bytes());
+        let experts = checkpoint.expert_bytes();
+        let [all, dense] = weight_bytes(checkpoint, on_device.driver());
+        let n_layers = match args.n_cpu_moe {
+            _ if !on_device.target().is_gpu() => 0,
+            Some(HostLayers::Last(n)) => n.min(experts.len()),
+            Some(HostLayers::AsNeeded) | None => {
+                let free = on_device.memory()?.map_or(usize::MAX, |memory| memory.free_bytes);
+                let room = free.saturating_sub(free.saturating_sub(dense) / 8);
+                let fits = |n: &usize| all - experts.values().rev().take(*n).sum::<usize>() <= room;
+                (0..experts.len()).find(fits).unwrap_or(experts.len())
+            }
+        };
+        let of_host = experts.values().rev().take(n_layers).sum::<usize>() as u64;
+        let read_by_host = checkpoint.bytes_per_token_of_last_experts(n_layers);
+        let bytes_per_token = [checkpoint.bytes_per_token() - read_by_host, read_by_host];
+        let speed = |pipeline: &Pipeline| -> anyhow::Result<Option<f64>> {
+            let is_real = !pipeline.target().is_simulated;
+            let limits = is_real.then(|| limits::measure(pipeline, limits::Care::Little)).transpose()?;
+            Ok(limits.map(|limits| limits.memory_bytes_per_s()))
+        };
+        let host_speed = if n_layers > 0 { speed(&pipeline(&Device::Cpu)?)? } else { None };
+        let bytes_per_s = [speed(&on_device)?, host_speed];
+        let seconds = bytes_per_token.iter().zip(bytes_per_s).filter(|(bytes, _)| **bytes > 0);
+        let seconds: Option<f64> = seconds.map(|(bytes, speed)| Some(*bytes as f64 / speed?)).sum();
+        Ok(Self {
+            device: on_device.driver().describe(),
+            host_layers: [n_layers, experts.len()],
+            weights: [checkpoint.tensor_bytes() - of_host, of_host],
+            bytes_per_token,
+            bytes_per_s,
+            limit_tok_per_s: seconds.map(f64::recip),
+        })
+    }
+
+    /// The same for people.
+    pub(crate) fn lines(&self) -> Vec<String> {
+        let line = |i: usize, who: &str| {
+            let [weights, read] = [self.weights[i], self.bytes_per_token[i]].map(human_bytes);
+            let speed = self.bytes_per_s[i].map_or(String::new(), |speed| format!(" at {:.0} GB/s", speed / 1e9));
+            format!("{who}: {weights} of weights, of which a token reads {read}{speed}")
+        };
+        let mut lines = vec![String::new(), line(0, &self.device)];
+        let [n, all] = self.host_layers;
+        if n > 0 {
+            lines.push(line(1, &format!("the processor, the experts of the last {n} of {all} layers")));
+        }
+        lines.extend(self.limit_tok_per_s.map(|limit| format!("so at most {limit:.1} tokens a second, one at a time")));
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_a_number_or_auto_and_sizes_have_units() {
+        assert_eq!(host_layers("12"), Ok(HostLayers::Last(12)));
+        assert_eq!(host_layers("auto"), Ok(HostLayers::AsNeeded));
+        assert!(host_layers("-1").is_err() && host_layers("all").is_err());
+        assert_eq!(size("12GB"), Ok(12_000_000_000));
+        assert!(size("0").is_err() && size("much").is_err());
+    }
+}
