@@ -80,6 +80,8 @@ pub(crate) struct Making {
     pub(crate) tools: Tools,
     /// Where visible text ends.
     pub(crate) stop: StopText,
+    /// Tokens that end it, and are no part of it.
+    pub(crate) stop_ids: Vec<u32>,
 }
 
 /// An answer in the making.
@@ -124,6 +126,12 @@ impl Answer {
             return steps;
         }
         self.n_tokens += 1;
+        if self.making.stop_ids.contains(&token) {
+            let events = self.parser.finish();
+            self.take(events, None, &mut steps);
+            self.has_stopped = true;
+            return steps;
+        }
         if let Some(logprobs) = logprobs.filter(|_| !self.making.tokenizer.is_special(token)) {
             self.drawn.push(Drawn { token, logprobs: *logprobs });
         }

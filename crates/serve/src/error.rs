@@ -155,6 +155,13 @@ impl ApiError {
         Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// 415: the body is compressed, and not with gzip.
+    pub(crate) fn unknown_coding(found: &str) -> Self {
+        let found: String = found.chars().take(100).collect();
+        let message = format!("the body is encoded as `{found}`, expected `gzip`, or none");
+        Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
     /// 500: a mistake of this program's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)

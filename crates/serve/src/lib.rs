@@ -17,6 +17,9 @@ pub mod engine_thread;
 pub(crate) mod error;
 pub mod failing;
 pub(crate) mod field;
+#[cfg(test)]
+mod fields_walk;
+pub(crate) mod form;
 mod health;
 pub mod history;
 pub mod hosts;
@@ -32,6 +35,7 @@ pub mod metrics;
 mod models;
 mod page;
 pub(crate) mod prompt;
+pub(crate) mod prompts;
 pub mod replay;
 pub mod replica;
 mod request_log;
@@ -148,7 +152,7 @@ impl Server {
     /// What the client is told, before any head is sent.
     pub(crate) fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
         let record = Record::current();
-        request.cache_salt = record.as_ref().map_or(0, |record| record.caller().0);
+        request.cache_salt ^= record.as_ref().map_or(0, |record| record.caller().0);
         let content = self.options.log_content.then(|| self.tokenizer.clone());
         if let (Some(tokenizer), Some(record)) = (&content, &record) {
             let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();

@@ -1,9 +1,5 @@
 //! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-
 use super::error::ApiError;
 
 /// Most stop strings of a request.
@@ -71,39 +67,6 @@ impl StopText {
 
     fn could_begin(&self, text: &str) -> bool {
         self.stops.iter().any(|stop| stop.starts_with(text))
-    }
-}
-
-/// The stop strings of a request: one, or a list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stops(pub Vec<String>);
-
-impl<'de> Deserialize<'de> for Stops {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Stops;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of them")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Stops, E> {
-                Ok(Stops(vec![text.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stops, A::Error> {
-                let mut stops = Vec::new();
-                while let Some(stop) = list.next_element()? {
-                    stops.push(stop);
-                    if stops.len() > MAX_STOPS {
-                        return Err(Error::custom(format!("more than {MAX_STOPS} strings")));
-                    }
-                }
-                Ok(Stops(stops))
-            }
-        }
-        from.deserialize_any(OneOrSeveral)
     }
 }
 

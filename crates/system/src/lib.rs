@@ -3,6 +3,7 @@
 //! numbers with units.
 
 pub mod bounded_process;
+pub mod foreign_text;
 pub mod git_lfs;
 pub mod json_entries;
 pub mod launcher;

@@ -45,7 +45,7 @@ impl Given {
     fn value(&self) -> Value {
         let messages: Value = self.messages.iter().map(TemplateMessage::value).collect();
         let tools = if self.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&self.tools)) };
-        let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", true.into())];
+        let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", (!self.is_continued).into())];
         let words = self.words_of_others.iter().filter(|(name, _)| !own.iter().any(|(own, _)| own == name));
         let words = self.words.iter().chain(words).map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
         // Of two with one name, the last.

@@ -14,6 +14,7 @@ use super::{
     Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource, config_json, download, foreign, safetensors,
 };
 use hint::Hint;
+use system::foreign_text::without_mark;
 use system::json_entries::JsonEntries;
 
 const CONFIG: &str = "config.json";
@@ -225,7 +226,8 @@ fn read_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, FolderError> {
     if bytes.len() > MAX_INDEX_BYTES {
         return Err(FolderError::IndexTooLong { found: bytes.len() });
     }
-    let Index { weight_map: JsonEntries(entries) } = serde_json::from_slice(bytes).map_err(FolderError::Index)?;
+    let Index { weight_map: JsonEntries(entries) } =
+        serde_json::from_slice(without_mark(bytes)).map_err(FolderError::Index)?;
     let mut index = BTreeMap::new();
     for (tensor, file) in entries {
         if !is_name(&file) {
@@ -267,7 +269,8 @@ fn chat_template(folder: &Path) -> Result<Option<String>, CheckpointError> {
         return in_file(&path, text).map(Some);
     }
     let Some((path, bytes)) = read(TOKENIZER_CONFIG)? else { return Ok(None) };
-    let config: TokenizerConfig = in_file(&path, serde_json::from_slice(&bytes).map_err(FolderError::TokenizerConfig))?;
+    let config: TokenizerConfig =
+        in_file(&path, serde_json::from_slice(without_mark(&bytes)).map_err(FolderError::TokenizerConfig))?;
     Ok(config.chat_template.and_then(ChatTemplates::into_default))
 }
 

@@ -10,6 +10,7 @@ use system::json_entries::JsonEntries;
 
 use super::bpe::{BpeError, SpelledBpe, pair};
 use super::split::{GPT2, Split};
+use system::foreign_text::without_mark;
 
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
@@ -19,7 +20,7 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Sp
     if bytes.len() > MAX_BYTES {
         return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES });
     }
-    let file: File = serde_json::from_slice(bytes).map_err(BpeError::Json)?;
+    let file: File = serde_json::from_slice(without_mark(bytes)).map_err(BpeError::Json)?;
     file.model.check()?;
     let composes = match &file.normalizer {
         Some(normalizer) if normalizer["type"] == "NFC" => true,
