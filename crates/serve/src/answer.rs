@@ -93,6 +93,8 @@ pub(crate) struct Answer {
     id: String,
     n_calls: usize,
     has_stopped: bool,
+    /// The stop string that ended it.
+    stop_found: Option<String>,
     was_cut: bool,
     n_tokens: usize,
     /// Tokens that are not yet part of a text.
@@ -116,7 +118,8 @@ impl Answer {
     pub(crate) fn new(parser: Box<dyn AnswerParser>, making: Arc<Making>, id: String) -> Self {
         let (has_stopped, was_cut, n_tokens, n_calls) = (false, false, 0, 0);
         let (drawn, turn) = (Vec::new(), Vec::new());
-        Self { parser, making, open: None, id, n_calls, has_stopped, was_cut, n_tokens, drawn, turn }
+        let stop_found = None;
+        Self { parser, making, open: None, id, n_calls, has_stopped, stop_found, was_cut, n_tokens, drawn, turn }
     }
 
     /// Takes the next token. None are taken once [it is over](Self::is_over).
@@ -162,6 +165,11 @@ impl Answer {
             (false, 0) => Finish::Stop,
             (false, _) => Finish::ToolCalls,
         }
+    }
+
+    /// The stop string that ended it, if one did.
+    pub(crate) fn stop_found(&self) -> Option<&str> {
+        self.stop_found.as_deref()
     }
 
     /// All tokens that were taken.
@@ -253,6 +261,7 @@ impl Answer {
         open.tell(text, false, steps);
         if open.stop.is_over() {
             self.has_stopped = true;
+            self.stop_found = open.stop.found().map(str::to_owned);
             open.held.clear();
             self.close(true, None, steps);
         }

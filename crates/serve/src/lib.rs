@@ -5,6 +5,7 @@
 //! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
 //! common is [`Server`].
 
+mod about;
 pub(crate) mod answer;
 pub(crate) mod ask;
 pub mod backend;
@@ -31,6 +32,7 @@ pub(crate) mod logprobs;
 pub mod long_work;
 pub(crate) mod lru_map;
 pub mod mailbox;
+mod messages;
 pub mod metrics;
 mod models;
 mod page;
@@ -53,7 +55,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
@@ -265,8 +267,10 @@ pub fn fingerprint(digest: &[u8]) -> String {
 /// All endpoints, each with `/v1` and without.
 pub fn router(server: Arc<Server>) -> Router {
     let api = Router::new()
+        .merge(about::router())
         .merge(chat::router())
         .merge(completions::router())
+        .merge(messages::router())
         .merge(health::router())
         .merge(models::router())
         .merge(responses::router())
@@ -277,7 +281,8 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(page::router())
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(from_fn_with_state(server.clone(), keys::check));
+        .layer(from_fn_with_state(server.clone(), keys::check))
+        .layer(from_fn(messages::shape_errors));
     let all = match cors(&server.options.cors_origins) {
         Some(layer) => all.layer(layer),
         None => all,

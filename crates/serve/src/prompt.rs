@@ -121,6 +121,7 @@ pub(crate) async fn start(
     let making = Arc::new(Making { tokenizer, tools, stop, stop_ids });
     let chat_format = &server.chat()?.format;
     let limits = limits(server, ask)?;
+    server.metrics.asked(n, ask.max_tokens.unwrap_or(facts.context_tokens));
     if ask.goes_on_with_last && ask.format != TextFormat::Text {
         let why = "an answer of a form cannot go on with one that is begun";
         return Err(ApiError::unsupported_value("continue_final_message", why));

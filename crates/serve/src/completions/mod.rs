@@ -119,6 +119,7 @@ async fn complete(State(server): State<Arc<Server>>, Json(body): Json<PromptBody
     }
     server.check_answers(n * prompts.len(), if prompts.len() > 1 { "prompt" } else { "n" })?;
     let limits = prompt::limits(&server, &request.ask)?;
+    server.metrics.asked(n, request.ask.max_tokens.unwrap_or(DEFAULT_TOKENS));
     let mut masks = Vec::new();
     if request.ask.needs_grammar() {
         masks = prompt::masks(&server, &request.ask, Thoughts::None, n * prompts.len()).await?;
