@@ -129,9 +129,16 @@ evaluation_harness() {
     "$home/evaluation-harness/bin/python" "$here/evaluation_harness.py" "$home/evaluation-harness/bin/lm_eval" "$scratch/evaluation-harness"
 }
 
+# What agents are made with, each in all of its modes, and Anthropic's own client.
+agents() {
+    python_packages agents llm openai-agents 'pydantic-ai-slim[openai,anthropic]' instructor 'smolagents[openai]' llama-index-llms-openai-like \
+        haystack-ai dspy anthropic || return
+    serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- "$home/agents/bin/python" "$here/agent_libraries.py"
+}
+
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness snippets"
+all="openai_python openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done
