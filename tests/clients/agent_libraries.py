@@ -18,6 +18,7 @@ BASE, MODEL, KEY = URL + "/v1", "gpt-oss-20b", "sk-test"
 HELLO, SUNNY = "Hello! What can I do?", "It is sunny in Oslo."
 WEATHER = "What is the weather in Oslo?"
 os.environ.update(OPENAI_API_KEY=KEY, OPENAI_BASE_URL=BASE, OPENAI_AGENTS_DISABLE_TRACING="1", HAYSTACK_TELEMETRY_ENABLED="False")
+os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True")
 
 
 def person():
