@@ -9,6 +9,7 @@
 
 mod json;
 mod moment;
+mod percent;
 mod render;
 mod whose;
 
