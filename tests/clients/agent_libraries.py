@@ -2,7 +2,7 @@
 
     python agent_libraries.py [NAME...]
 
-A library that is not installed is skipped. The last line counts: `N passed, N failed, N skipped`.
+A line for each: `ok  NAME`, `FAILED  NAME`, or `skipped: why` where it is not installed.
 """
 
 import json
@@ -169,22 +169,19 @@ ALL = [anthropic_sdk, llm, openai_agents, pydantic_ai, instructor, smolagents, l
 
 
 def main():
-    passed, failed, skipped = 0, 0, 0
+    failed = 0
     for library in ALL:
         if sys.argv[1:] and library.__name__ not in sys.argv[1:]:
             continue
         try:
             library()
-            passed += 1
-            print(f"{library.__name__}: ok")
+            print(f"ok  {library.__name__}")
         except ImportError as error:
-            skipped += 1
-            print(f"{library.__name__}: skipped: {error}")
+            print(f"skipped: {library.__name__}: {error}")
         except Exception:
             failed += 1
-            print(f"{library.__name__}: FAILED")
+            print(f"FAILED  {library.__name__}")
             traceback.print_exc(limit=4)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
     sys.exit(failed > 0)
 
 

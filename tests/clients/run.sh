@@ -129,11 +129,17 @@ evaluation_harness() {
     "$home/evaluation-harness/bin/python" "$here/evaluation_harness.py" "$home/evaluation-harness/bin/lm_eval" "$scratch/evaluation-harness"
 }
 
-# What agents are made with, each in all of its modes, and Anthropic's own client.
+# What agents are made with, each in all of its modes and in an environment of its own, and Anthropic's own client.
 agents() {
-    python_packages agents llm openai-agents 'pydantic-ai-slim[openai,anthropic]' instructor 'smolagents[openai]' llama-index-llms-openai-like \
-        haystack-ai dspy anthropic || return
-    serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- "$home/agents/bin/python" "$here/agent_libraries.py"
+    failed=0
+    for library in anthropic_sdk=anthropic llm=llm openai_agents=openai-agents 'pydantic_ai=pydantic-ai-slim[openai]' instructor=instructor \
+        'smolagents=smolagents[openai]' llama_index=llama-index-llms-openai-like haystack=haystack-ai dspy=dspy; do
+        one=${library%%=*}
+        python_packages "agents-$one" "${library#*=}" || continue
+        serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
+            "$home/agents-$one/bin/python" "$here/agent_libraries.py" "$one" || failed=1
+    done
+    return $failed
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
