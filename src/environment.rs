@@ -1,7 +1,7 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 23] = [
+const VARIABLES: [(&str, &str); 24] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
@@ -30,6 +30,7 @@ const VARIABLES: [(&str, &str); 23] = [
     ("CC", "the C compiler, for the cpu"),
     ("CXX", "the C++ compiler, for sim devices"),
     ("HF_HUB_CACHE", "Hugging Face's cache, where models are found by their id"),
+    ("HUGGINGFACE_HUB_CACHE", "the same, by its old name"),
     ("HF_HOME", "the folder whose hub/ that is, else"),
     ("XDG_CACHE_HOME", "the user's cache folder [default: ~/.cache]"),
     ("XDG_STATE_HOME", "where the lines typed at a chat are kept [default: ~/.local/state]"),

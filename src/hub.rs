@@ -1,10 +1,12 @@
 //! Models by their id: `openai/gpt-oss-20b`, where Hugging Face's cache on this machine has it. Nothing is downloaded.
 
-use std::env;
 use std::path::{Component, Path, PathBuf};
 
+use clap::ValueEnum;
 use hint::Hint;
 use model::checkpoint::download::fetches;
+use model::config::NamedShape;
+use system::home::variable;
 
 /// What files of models end in: such a name is a path and no id.
 const FILES: [&str; 5] = ["bin", "gguf", "safetensors", "json", "incomplete"];
@@ -21,6 +23,12 @@ pub(super) enum NotInHub {
     /// The revision has no files.
     #[error("Hugging Face's cache has a folder for `{id}` and nothing of its revision: there is no `{}`", snapshot.display())]
     Snapshot { id: String, snapshot: PathBuf },
+    /// A name without its owner.
+    #[error("there is no file or folder `{name}`, and a model's id has an owner")]
+    NoOwner { name: String },
+    /// A folder of what is added to a model.
+    #[error("`{}` is a LoRA adapter, which is no model", folder.display())]
+    Adapter { folder: PathBuf },
     /// There is no telling where the cache is.
     #[error(
         "there is no file or folder `{id}`, and no telling where Hugging Face's cache is: neither `HF_HUB_CACHE`, `HF_HOME` nor a home folder"
@@ -31,6 +39,8 @@ pub(super) enum NotInHub {
 impl Hint for NotInHub {
     fn hint(&self) -> Option<String> {
         Some(match self {
+            Self::NoOwner { name } => format!("give the owner too, as in `openai/{name}`, or a path"),
+            Self::Adapter { .. } => "merge it into its base model first: peft's `merge_and_unload` does".to_owned(),
             Self::Model { id, .. } | Self::Cache { id } => {
                 format!("{} downloads it; this program never does", fetches(id))
             }
@@ -47,9 +57,32 @@ impl Hint for NotInHub {
 /// # Errors
 /// [`NotInHub`] for an id that the cache does not have.
 pub(super) fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
-    match model.to_str().filter(|name| is_id(name)) {
-        Some(id) if model.symlink_metadata().is_err() => snapshot(cache().as_deref(), id),
-        _ => Ok(model.to_owned()),
+    if model.symlink_metadata().is_ok() {
+        return of_folder(model);
+    }
+    let Some(name) = model.to_str() else { return Ok(model.to_owned()) };
+    let name = name.strip_prefix("hf://").unwrap_or(name).trim_end_matches('/');
+    let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
+    if is_id(id) {
+        return snapshot(cache().as_deref(), id, revision);
+    }
+    // Names of published models are values of `--shape`, and no files.
+    if NamedShape::from_str(name, false).is_ok() {
+        Err(NotInHub::NoOwner { name: name.to_owned() })
+    } else {
+        Ok(model.to_owned())
+    }
+}
+
+/// A folder of Hugging Face's cache is the snapshot in it; one of an adapter is no model.
+fn of_folder(folder: &Path) -> Result<PathBuf, NotInHub> {
+    let has = |name: &str| folder.join(name).exists();
+    let id =
+        folder.file_name().and_then(|name| name.to_str()?.strip_prefix("models--")).map(|id| id.replace("--", "/"));
+    match (id, folder.parent()) {
+        (Some(id), Some(cache)) if has("snapshots") => snapshot(Some(cache), &id, "main"),
+        _ if has("adapter_config.json") && !has("config.json") => Err(NotInHub::Adapter { folder: folder.to_owned() }),
+        _ => Ok(folder.to_owned()),
     }
 }
 
@@ -65,20 +98,24 @@ fn is_id(name: &str) -> bool {
 
 /// Hugging Face's cache, as its own tools find it.
 fn cache() -> Option<PathBuf> {
-    let path = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = || path("XDG_CACHE_HOME").or_else(|| Some(dirs::home_dir()?.join(".cache")));
-    let home = || path("HF_HOME").or_else(|| Some(user()?.join("huggingface")));
-    path("HF_HUB_CACHE").or_else(|| Some(home()?.join("hub")))
+    let user = || variable("XDG_CACHE_HOME").or_else(|| Some(dirs::home_dir()?.join(".cache")));
+    let home = || variable("HF_HOME").or_else(|| Some(user()?.join("huggingface")));
+    let old = || variable("HUGGINGFACE_HUB_CACHE");
+    variable("HF_HUB_CACHE").or_else(old).or_else(|| Some(home()?.join("hub")))
 }
 
-/// The snapshot of the branch `main`.
-fn snapshot(cache: Option<&Path>, id: &str) -> Result<PathBuf, NotInHub> {
+/// The snapshot of a branch, a tag or a commit.
+fn snapshot(cache: Option<&Path>, id: &str, revision: &str) -> Result<PathBuf, NotInHub> {
     let Some(cache) = cache else { return Err(NotInHub::Cache { id: id.into() }) };
     let root = cache.join(format!("models--{}", id.replace('/', "--")));
     if !root.is_dir() {
         return Err(NotInHub::Model { id: id.into(), looked_for: root });
     }
-    let reference = root.join("refs/main");
+    let of_commit = root.join("snapshots").join(revision);
+    if is_name(revision) && of_commit.is_dir() {
+        return Ok(of_commit);
+    }
+    let reference = root.join("refs").join(revision);
     let revision = mapped_file::read_to_string(&reference, 1 << 10)
         .ok()
         .map(|text| text.trim().to_owned())
@@ -116,7 +153,7 @@ mod tests {
     fn the_snapshot_is_the_one_that_main_names() {
         let cache = tempfile::tempdir().unwrap();
         let root = cache.path().join("models--openai--gpt-oss-20b");
-        let found = || snapshot(Some(cache.path()), "openai/gpt-oss-20b");
+        let found = || snapshot(Some(cache.path()), "openai/gpt-oss-20b", "main");
         assert!(matches!(found(), Err(NotInHub::Model { looked_for, .. }) if looked_for == root));
         fs::create_dir_all(root.join("snapshots/abc")).unwrap();
         fs::create_dir_all(root.join("refs")).unwrap();
@@ -129,5 +166,13 @@ mod tests {
         assert!(matches!(found(), Err(NotInHub::Snapshot { .. })));
         fs::write(root.join("refs/main"), "abc\n").unwrap();
         assert_eq!(found().unwrap(), root.join("snapshots/abc"));
+        assert_eq!(snapshot(Some(cache.path()), "openai/gpt-oss-20b", "abc").unwrap(), root.join("snapshots/abc"));
+        assert_eq!(locate(&root).unwrap(), root.join("snapshots/abc"));
+        let adapter = cache.path().join("adapter");
+        fs::create_dir_all(&adapter).unwrap();
+        fs::write(adapter.join("adapter_config.json"), "{}").unwrap();
+        assert!(matches!(locate(&adapter), Err(NotInHub::Adapter { .. })));
+        assert!(matches!(locate(Path::new("gpt-oss-20b")), Err(NotInHub::NoOwner { .. })));
+        assert_eq!(locate(Path::new("no/such/model.gguf")).unwrap(), Path::new("no/such/model.gguf"));
     }
 }

@@ -138,6 +138,10 @@ fn main() -> ExitCode {
     let first = std::env::args_os().nth(1);
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
     let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || worker.is_none()).map(|(_, word)| word);
+    let words = match serve::config::expanded(words.collect()) {
+        Ok(words) => words,
+        Err(error) => return report::exit_code(Err(error), &Output::new(false, false, false, ColorChoice::Auto)),
+    };
     let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,6 +1,7 @@
 //! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
 //! tells its address when it can answer, and drains before it ends.
 
+pub(crate) mod config;
 mod keys;
 mod life;
 mod model;
@@ -44,6 +45,11 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
+    /// A TOML file of flags by their names, such as `port = 8000` and `model-name = ["a", "b"]`; those of the command
+    /// line go before them
+    #[arg(long = "config", value_name = "FILE")]
+    _config: Option<PathBuf>,
+
     /// The address to listen on
     #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
     host: String,
@@ -53,7 +59,7 @@ pub(crate) struct Args {
     port: u16,
 
     /// A name that the model goes by in requests; may be given several times [default: the model's own]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     model_name: Vec<String>,
 
     /// Answer whatever name a request asks for
@@ -82,7 +88,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
-    /// A file of such keys, one a line; lines that begin with `#` are comments
+    /// A file of such keys, one a line; lines that begin with `#` are comments. Behind a key may stand what it may do:
+    /// `running=4`, so many requests at a time, and `per-minute=60`
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
@@ -93,7 +100,7 @@ pub(crate) struct Args {
     allowed_hosts: Vec<Allowed>,
 
     /// Web pages from this origin may ask, such as https://chat.example.com; `*` is all; may be given several times
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors_origin: Vec<HeaderValue>,
 
     /// Requests that may wait for a slot; more are told to come back
@@ -126,7 +133,7 @@ pub(crate) struct Args {
     date: Option<Date>,
 
     /// What the names of metrics begin with; `vllm:` gives the names that dashboards know
-    #[arg(long, default_value = "gptoss_", value_name = "PREFIX")]
+    #[arg(long, default_value = "gptoss_", value_name = "PREFIX", value_parser = prefix)]
     metrics_prefix: String,
 
     /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text":
@@ -158,16 +165,54 @@ fn seconds(text: &str) -> Result<Duration, String> {
 }
 
 fn date(text: &str) -> Result<Date, String> {
-    let is_date = text.len() == 10
-        && text
-            .bytes()
-            .enumerate()
-            .all(|(i, byte)| if matches!(i, 4 | 7) { byte == b'-' } else { byte.is_ascii_digit() });
     match text {
         "none" => Ok(Date::Omitted),
-        _ if is_date => Ok(Date::Fixed(text.to_owned())),
+        _ if is_date(text) => Ok(Date::Fixed(text.to_owned())),
         _ => Err("expected a date such as 2026-01-31, or `none`".into()),
     }
+}
+
+/// Whether a text is a day of the calendar.
+fn is_date(text: &str) -> bool {
+    let number = |from: usize, to: usize| {
+        let digits = text.get(from..to).filter(|digits| digits.bytes().all(|byte| byte.is_ascii_digit()))?;
+        digits.parse::<u32>().ok()
+    };
+    let marks = text.len() == 10 && text.as_bytes()[4] == b'-' && text.as_bytes()[7] == b'-';
+    let (Some(year), Some(month), Some(day)) = (number(0, 4), number(5, 7), number(8, 10)) else { return false };
+    let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
+    let days = match month {
+        2 => 28 + u32::from(is_leap),
+        4 | 6 | 9 | 11 => 30,
+        1..=12 => 31,
+        _ => 0,
+    };
+    marks && (1..=days).contains(&day)
+}
+
+/// An origin as browsers send it: a scheme and a host, and nothing behind.
+fn origin(text: &str) -> Result<HeaderValue, String> {
+    let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
+        let is_scheme =
+            !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+        is_scheme && !host.is_empty() && !host.contains(['/', '?', '#', ' ', '@'])
+    });
+    if !is_origin && text != "*" {
+        return Err(
+            "expected a scheme and a host, without a slash behind, such as https://chat.example.com, or `*`".into()
+        );
+    }
+    text.parse().map_err(|_| "expected visible ASCII characters".to_owned())
+}
+
+/// What names of metrics may begin with.
+fn prefix(text: &str) -> Result<String, String> {
+    let is_of_name =
+        |(i, byte): (usize, u8)| byte.is_ascii_alphabetic() || b"_:".contains(&byte) || i > 0 && byte.is_ascii_digit();
+    if text.bytes().enumerate().all(is_of_name) {
+        return Ok(text.to_owned());
+    }
+    Err("expected letters, digits, `_` and `:`, and no digit first, as names of metrics have them".into())
 }
 
 /// Snapshots that the prefix cache keeps: of gpt-oss-20b, 3 MiB each.
@@ -241,7 +286,9 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
 impl Args {
     fn bind(&self) -> anyhow::Result<TcpListener> {
         let name = format!("{}:{}", self.host, self.port);
-        let found = (self.host.as_str(), self.port).to_socket_addrs();
+        // An IPv6 address may stand in brackets, as in a URL.
+        let host = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host);
+        let found = (host, self.port).to_socket_addrs();
         let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find the address {name}"))?.collect();
         let tcp = TcpListener::bind(&addresses[..]).with_context(|| format!("could not listen on {name}"))?;
         tcp.set_nonblocking(true).context("could not make the listener wait for nobody")?;
@@ -283,7 +330,24 @@ mod tests {
     fn dates_are_dates() {
         assert_eq!(date("none"), Ok(Date::Omitted));
         assert_eq!(date("2026-01-31"), Ok(Date::Fixed("2026-01-31".into())));
-        assert!(["today", "2026-1-31", "2026/01/31", "2026-01-3é"].iter().all(|text| date(text).is_err()));
+        assert!(date("2024-02-29").is_ok());
+        for text in ["today", "2026-1-31", "2026/01/31", "2026-01-3é", "2026-13-45", "2026-02-29", "2026-00-10"] {
+            assert!(date(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn origins_and_prefixes_are_what_browsers_and_prometheus_take() {
+        assert!(
+            ["*", "https://chat.example.com", "http://localhost:3000", "http://[::1]:80"]
+                .iter()
+                .all(|text| origin(text).is_ok())
+        );
+        for text in ["localhost:3000", "http://localhost:3000/", "https://", "http://a b", ""] {
+            assert!(origin(text).is_err(), "{text}");
+        }
+        assert!(["", "vllm:", "gptoss_2"].iter().all(|text| prefix(text).is_ok()));
+        assert!(["a b", "2a", "a-b", "é"].iter().all(|text| prefix(text).is_err()));
     }
 
     #[test]

@@ -136,9 +136,22 @@ evaluation_harness() {
     "$home/evaluation-harness/bin/python" "$here/evaluation_harness.py" "$home/evaluation-harness/bin/lm_eval" "$scratch/evaluation-harness"
 }
 
+# What agents are made with, each in all of its modes and in an environment of its own, and Anthropic's own client.
+agents() {
+    failed=0
+    for library in anthropic_sdk=anthropic llm=llm openai_agents=openai-agents 'pydantic_ai=pydantic-ai-slim[openai]' instructor=instructor \
+        'smolagents=smolagents[openai]' llama_index=llama-index-llms-openai-like haystack=haystack-ai dspy=dspy; do
+        one=${library%%=*}
+        python_packages "agents-$one" "${library#*=}" || continue
+        serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
+            "$home/agents-$one/bin/python" "$here/agent_libraries.py" "$one" || failed=1
+    done
+    return $failed
+}
+
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness snippets"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents snippets"
 for name in "$@"; do
     case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
 done

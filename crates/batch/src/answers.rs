@@ -205,9 +205,10 @@ impl Answers<'_> {
             }
         };
         let custom_id = match id {
-            Some(Value::String(id)) => id,
-            Some(other) => other.to_string(),
-            None => i.to_string(),
+            Some(Value::String(id)) => id.into(),
+            Some(other) => other.to_string().into(),
+            // A position could be another line's name.
+            None => Value::Null,
         };
         Ok(json!({
             "id": format!("batch_req_{digest}"),

@@ -46,6 +46,9 @@ pub enum BatchError {
         #[source]
         source: Box<request_line::LineError>,
     },
+    /// Two lines of a batch file have one name, so that nobody could tell their answers apart.
+    #[error("could not run prompt {place}: its `custom_id`, `{id}`, is that of prompt {first} too")]
+    SameId { id: String, first: Place, place: Place },
     /// An answer is recorded, to something else than what stands there now.
     #[error(
         "could not go on: the answer that is recorded for prompt {place} is to another prompt or with other settings"
@@ -79,6 +82,7 @@ impl Hint for BatchError {
         match self {
             Self::Source(error) => error.hint(),
             Self::Records(error) => error.hint(),
+            Self::SameId { .. } => Some("give each line a `custom_id` of its own".to_owned()),
             Self::Changed { .. } => Some(records::RESTART_HINT.to_owned()),
             Self::Line { source, .. } => Some(source.hint().unwrap_or_else(|| {
                 "mend the line, or have `--out-format batch` record what is wrong with it as its answer".to_owned()

@@ -1,5 +1,6 @@
 //! Lines to requests: what each asks for, and what all of them need.
 
+use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use rayon::prelude::*;
@@ -7,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::prompter::Prompter;
 use super::records::{Outcome, Records};
-use super::request_line::{LineError, Prompt, RequestLine};
+use super::request_line::{LineError, Prompt, RequestLine, id_of};
 use super::shard::Shard;
 use super::source::{PromptFormat, Source};
 use super::{BatchError, Place};
@@ -168,6 +169,7 @@ impl Batch {
     pub fn survey(&self, records: &Records, order: PromptOrder, keeps_errors: bool) -> Result<Survey, BatchError> {
         let mut survey = Survey::default();
         let mut keys = Vec::new();
+        self.check_ids()?;
         for start in (0..self.source.len()).step_by(CHUNK) {
             let chunk: Vec<usize> = (start..self.source.len().min(start + CHUNK)).filter(|&i| self.has(i)).collect();
             let measured: Vec<Result<Option<Measured>, BatchError>> =
@@ -193,6 +195,26 @@ impl Batch {
             survey.order = keys.into_iter().map(|(_, i)| i).collect();
         }
         Ok(survey)
+    }
+
+    /// Whether all lines of a batch file have names of their own.
+    fn check_ids(&self) -> Result<(), BatchError> {
+        if self.source.format() != PromptFormat::Batch {
+            return Ok(());
+        }
+        let mut first = HashMap::new();
+        for start in (0..self.source.len()).step_by(CHUNK) {
+            let chunk: Vec<usize> = (start..self.source.len().min(start + CHUNK)).collect();
+            let ids: Vec<_> = chunk.par_iter().map(|&i| self.source.line(i).map(|line| id_of(&line))).collect();
+            for (i, id) in chunk.into_iter().zip(ids) {
+                let Some(id) = id?.and_then(|id| Some(id.as_str()?.to_owned())) else { continue };
+                if let Some(first) = first.insert(id.clone(), i) {
+                    let place = |i| Place(self.source.place(i));
+                    return Err(BatchError::SameId { id, first: place(first), place: place(i) });
+                }
+            }
+        }
+        Ok(())
     }
 
     /// None for a prompt that is answered already.
@@ -255,6 +277,9 @@ fn digest(request: &Request) -> u64 {
     hasher.update((*max_new_tokens as u64).to_le_bytes());
     hasher.update(sampling.identity());
     hasher.update(format!("{:?} {} {}", changes.bias, changes.frequency_penalty, changes.presence_penalty));
+    if changes.repetition_penalty != 1.0 {
+        hasher.update(format!(" repetition {}", changes.repetition_penalty));
+    }
     let bytes = hasher.finalize();
     u64::from_be_bytes(bytes[..8].try_into().expect("eight bytes")).max(1)
 }
@@ -285,6 +310,7 @@ mod tests {
             of(&|r| r.changes.bias = vec![(1, 0.5)]),
             of(&|r| r.changes.frequency_penalty = 0.5),
             of(&|r| r.changes.presence_penalty = 0.5),
+            of(&|r| r.changes.repetition_penalty = 0.5),
         ];
         let different: std::collections::HashSet<u64> = digests.into_iter().collect();
         assert_eq!(different.len(), digests.len());

@@ -78,6 +78,7 @@ impl Prompter {
             may_call: false,
             format: None,
             turns,
+            goes_on: false,
             words: Map::new(),
         };
         Ok(self.chat()?.prompt(&conversation, &Limit::NONE)?)

@@ -9,10 +9,12 @@ use serde_json::{Map, Value};
 
 use super::source::PromptFormat;
 use chat::chat_format::ChatFormatError;
+use chat::request_fields::{Fate, Place, RequestField};
 use chat::{MessagePart, Reasoning, Turn};
 use engine::PromptError;
 use engine::scheduler::{SamplingWishes, Wish};
 use hint::Hint;
+use system::foreign_text::{mend_json, should_be};
 
 #[derive(Debug)]
 pub(crate) struct RequestLine {
@@ -56,11 +58,19 @@ pub enum LineError {
     #[error("not a JSON object: {0}")]
     NotJson(serde_json::Error),
     /// A field of another type.
-    #[error("`{name}` is not what it should be: {source}")]
-    Field { name: &'static str, source: serde_json::Error },
+    #[error("`{name}` {why}")]
+    Field { name: &'static str, why: String },
     /// Fields that nobody here knows, or can do.
-    #[error("{} not supported in files of prompts", names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "))]
-    Unsupported { names: Vec<String> },
+    #[error(
+        "{} not supported in files of prompts{}",
+        names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
+        why.filter(|_| names.len() == 1).map_or(String::new(), |why| format!(": {why}"))
+    )]
+    Unsupported {
+        names: Vec<String>,
+        /// Why the last of them is not.
+        why: Option<&'static str>,
+    },
     /// No prompt, or several.
     #[error("expected one of `prompt`, `messages` and `ids`, found {found}")]
     NotOnePrompt { found: usize },
@@ -106,13 +116,17 @@ impl Hint for LineError {
 }
 
 impl LineError {
+    fn field(name: &'static str, error: &serde_json::Error) -> Self {
+        Self::Field { name, why: should_be(&error.to_string()) }
+    }
+
     /// The field that is wrong, if it is one.
     pub(crate) fn param(&self) -> Option<String> {
         match self {
             Self::Field { name, .. } | Self::OutOfRange { name, .. } | Self::Word { name, .. } => {
                 Some((*name).to_owned())
             }
-            Self::Unsupported { names } => names.first().cloned(),
+            Self::Unsupported { names, .. } => names.first().cloned(),
             Self::Message { index, .. } => Some(format!("messages[{index}]")),
             _ => None,
         }
@@ -128,30 +142,22 @@ impl LineError {
     }
 }
 
-/// Fields of requests that change no answer of one model in one process.
-const WITHOUT_EFFECT: [&str; 10] = [
-    "user",
-    "store",
-    "metadata",
-    "service_tier",
-    "stream_options",
-    "prompt_cache_key",
-    "safety_identifier",
-    "verbosity",
-    "parallel_tool_calls",
-    "prediction",
-];
-
 /// Whether a line is one of OpenAI's batch files.
-pub(crate) fn is_batch_line(line: &[u8]) -> bool {
-    serde_json::from_slice::<Map<String, Value>>(line)
+pub(crate) fn is_batch_line(mut line: Vec<u8>) -> bool {
+    mend_json(&mut line);
+    serde_json::from_slice::<Map<String, Value>>(&line)
         .is_ok_and(|line| line.contains_key("custom_id") && line.contains_key("body"))
 }
 
 /// The name that a line has, whatever else is wrong with it.
 pub(crate) fn id_of(line: &[u8]) -> Option<Value> {
-    let mut line: Map<String, Value> = serde_json::from_slice(line).ok()?;
-    line.remove("custom_id").or_else(|| line.remove("id"))
+    #[derive(Deserialize)]
+    struct Named {
+        custom_id: Option<Value>,
+        id: Option<Value>,
+    }
+    let line: Named = serde_json::from_slice(line).ok()?;
+    line.custom_id.or(line.id)
 }
 
 impl RequestLine {
@@ -232,7 +238,7 @@ impl Fields {
     fn take<T: DeserializeOwned>(&mut self, name: &'static str) -> Result<Option<T>, LineError> {
         match self.0.shift_remove(name) {
             None | Some(Value::Null) => Ok(None),
-            Some(value) => serde_json::from_value(value).map(Some).map_err(|source| LineError::Field { name, source }),
+            Some(value) => serde_json::from_value(value).map(Some).map_err(|error| LineError::field(name, &error)),
         }
     }
 
@@ -262,7 +268,7 @@ impl Fields {
         let max_completion_tokens = self.take("max_completion_tokens")?;
         let mut logit_bias = Vec::new();
         for (id, bias) in self.take::<Map<String, Value>>("logit_bias")?.unwrap_or_default() {
-            let of_field = |source| LineError::Field { name: "logit_bias", source };
+            let of_field = |error: serde_json::Error| LineError::field("logit_bias", &error);
             let id: u32 = serde_json::from_str(&id).map_err(of_field)?;
             logit_bias.push((id, serde_json::from_value(bias).map_err(of_field)?));
         }
@@ -276,20 +282,20 @@ impl Fields {
     }
 
     /// Nothing is to be left but what changes nothing: what is not done must not be ignored in silence.
-    fn end(mut self) -> Result<(), LineError> {
-        let changes_nothing = |name: &str, value: &Value| match name {
-            _ if value.is_null() || WITHOUT_EFFECT.contains(&name) => true,
-            "n" => *value == 1,
-            "stream" | "logprobs" | "echo" => *value == false,
-            "tools" | "stop" => value.as_array().is_some_and(Vec::is_empty),
-            "tool_choice" => *value == "none" || *value == "auto",
-            "response_format" => value["type"] == "text",
-            "modalities" => *value == serde_json::json!(["text"]),
-            _ => false,
+    fn end(self) -> Result<(), LineError> {
+        let mut why = None;
+        let mut asks = |name: &str, value: &Value| match RequestField::find(name, Place::Files) {
+            _ if value.is_null() => false,
+            Some(field) if field.fate(Place::Files) == Fate::Refused => {
+                why = Some(field.why);
+                field.asks(value)
+            }
+            Some(field) => field.fate(Place::Files) != Fate::NoEffect,
+            None => true,
         };
-        self.0.retain(|name, value| !changes_nothing(name, value));
-        let names: Vec<String> = self.0.into_iter().map(|(name, _)| name).collect();
-        if names.is_empty() { Ok(()) } else { Err(LineError::Unsupported { names }) }
+        let names: Vec<String> =
+            self.0.into_iter().filter(|(name, value)| asks(name, value)).map(|(name, _)| name).collect();
+        if names.is_empty() { Ok(()) } else { Err(LineError::Unsupported { names, why }) }
     }
 }
 
@@ -354,7 +360,8 @@ pub fn messages(values: Vec<Value>) -> Result<Vec<Turn>, LineError> {
 }
 
 fn message(value: Value) -> Result<Turn, String> {
-    let RawMessage { role, content, tool_calls } = serde_json::from_value(value).map_err(|error| error.to_string())?;
+    let RawMessage { role, content, tool_calls } =
+        serde_json::from_value(value).map_err(|error| format!("it {}", should_be(&error.to_string())))?;
     let text = match content {
         Content::Nothing => String::new(),
         Content::Text(text) => text,
@@ -375,5 +382,43 @@ fn message(value: Value) -> Result<Turn, String> {
         "user" => Ok(Turn::User(text)),
         "assistant" => Ok(Turn::Assistant(MessagePart::answer(text).into())),
         other => Err(format!("role `{other}` is none of system, developer, user and assistant")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_field_is_done_refused_or_without_effect_as_the_table_says() {
+        let read = |name: &str, value: &Value| {
+            let mut line = serde_json::json!({"prompt": "hi"});
+            if ["messages", "ids"].contains(&name) {
+                line = serde_json::json!({});
+            }
+            line[name] = value.clone();
+            let line = RequestLine::parse(PromptFormat::Jsonl, line.to_string().into_bytes());
+            line.map(|line| format!("{line:?}"))
+        };
+        let without = read("user", &Value::Null).expect("a right line");
+        for field in RequestField::all() {
+            // A row of another place.
+            if field.fate(Place::Files) == Fate::Unknown && RequestField::find(field.name, Place::Files).is_some() {
+                continue;
+            }
+            match (field.fate(Place::Files), read(field.name, &field.example)) {
+                (Fate::Done, found) => assert_ne!(found.expect(field.name), without, "{}", field.name),
+                (Fate::NoEffect, found) => assert_eq!(found.expect(field.name), without, "{}", field.name),
+                (Fate::Refused | Fate::Unknown, found) => {
+                    let Err(LineError::Unsupported { names, .. }) = found else { panic!("{}: {found:?}", field.name) };
+                    assert_eq!(names, [field.name]);
+                }
+            }
+            if field.fate(Place::Files) == Fate::Refused {
+                for value in field.neutral() {
+                    assert_eq!(read(field.name, value).expect(field.name), without, "{}", field.name);
+                }
+            }
+        }
     }
 }

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use super::pattern;
 use super::request_line;
 use hint::Hint;
+use system::foreign_text::{self, BYTE_ORDER_MARK};
 
 /// How prompts are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -40,6 +41,8 @@ pub struct Source {
 struct PromptFile {
     name: String,
     text: Text,
+    /// Its lines end as Windows ends them: the line of its count does.
+    has_returns: bool,
 }
 
 #[derive(Debug)]
@@ -74,6 +77,9 @@ pub enum SourceError {
         /// The beginning of its first line.
         found: String,
     },
+    /// A text of another encoding.
+    #[error("could not read prompts `{name}`: it is written in {encoding}, expected UTF-8")]
+    Encoding { name: String, encoding: &'static str },
     /// A line that nobody wrote by hand, nor a program that knew what it did.
     #[error("could not read prompts `{name}`: line {line} has more than {MAX_LINE_BYTES} bytes")]
     LongLine {
@@ -101,6 +107,9 @@ impl Hint for SourceError {
             Self::Unlike { .. } => "`--in-format` says how all of them are written",
             Self::NoMatch { .. } => "quote the pattern so that it comes here whole; `*`, `?` and `[…]` stand for names",
             Self::LongLine { .. } => "is this a file of prompts, one a line?",
+            Self::Encoding { encoding, .. } => {
+                return Some(format!("`iconv -f {encoding} -t UTF-8 FILE` writes it as UTF-8"));
+            }
             Self::Read { .. } => return None,
         };
         Some(hint.to_owned())
@@ -149,7 +158,7 @@ impl Source {
         let line =
             LinePlace { part: 0, number: 1, offset: 0, len_bytes: u32::try_from(text.len()).unwrap_or(u32::MAX) };
         let findings = vec!["there is no such file: what `-i` says is the only prompt".to_owned()];
-        let parts = vec![PromptFile { name: "-i".into(), text: Text::Memory(text) }];
+        let parts = vec![PromptFile { name: "-i".into(), text: Text::Memory(text), has_returns: false }];
         Self { parts, lines: vec![line], format: PromptFormat::Lines, findings }
     }
 
@@ -173,9 +182,11 @@ impl Source {
 
     /// Finds the lines of the part that came last, so many at most.
     fn find_lines(&mut self, most: usize) -> Result<(), SourceError> {
-        let PromptFile { name, text } = self.parts.last().expect("just pushed");
-        let mut lines =
-            Lines { part: (self.parts.len() - 1) as u32, name, reader: text.reader(name)?, number: 0, offset: 0 };
+        let last = (self.parts.len() - 1) as u32;
+        let part = self.parts.last_mut().expect("just pushed");
+        let PromptFile { name, text, has_returns } = part;
+        let mut lines = Lines { part: last, name, reader: text.reader(name)?, number: 0, offset: 0 };
+        lines.check_encoding()?;
         let mut wanted = most;
         let mut count = None;
         if self.format == PromptFormat::Counted {
@@ -185,13 +196,14 @@ impl Source {
                 found: String::from_utf8_lossy(&first).chars().take(40).collect(),
             })?;
             (wanted, count) = (most.min(n), Some(n));
+            *has_returns = first.ends_with(b"\r");
         }
         let (mut n_lines, mut n_returns) = (0, 0);
         while n_lines < wanted {
             let Some((line, bytes)) = lines.next_line()? else { break };
             let has_return = bytes.ends_with(b"\r");
             match self.format {
-                PromptFormat::Counted => n_returns += usize::from(has_return),
+                PromptFormat::Counted => n_returns += usize::from(has_return && !*has_returns),
                 PromptFormat::Jsonl | PromptFormat::Batch if bytes.trim_ascii().is_empty() => continue,
                 _ => {}
             }
@@ -202,7 +214,7 @@ impl Source {
             self.findings.push(format!("`{name}` says {count} prompts and has {n_lines}"));
         }
         if n_returns > 0 {
-            let what = "end in a carriage return, which is part of them: the file's lines end as Windows ends them";
+            let what = "end in a carriage return, which is part of them: the line of the count has none";
             self.findings.push(format!("{n_returns} prompts of `{name}` {what}"));
         }
         Ok(())
@@ -240,7 +252,7 @@ impl Source {
     /// [`SourceError::Read`].
     pub(crate) fn line(&self, i: usize) -> Result<Vec<u8>, SourceError> {
         let LinePlace { part, offset, len_bytes, .. } = self.lines[i];
-        let PromptFile { name, text } = &self.parts[part as usize];
+        let PromptFile { name, text, has_returns } = &self.parts[part as usize];
         let mut bytes = vec![0; len_bytes as usize];
         match text {
             Text::File(file) => file
@@ -248,8 +260,12 @@ impl Source {
                 .map_err(|source| SourceError::Read { name: name.clone(), source })?,
             Text::Memory(text) => bytes.copy_from_slice(&text[offset as usize..][..len_bytes as usize]),
         }
-        if self.format == PromptFormat::Lines && matches!(text, Text::File(_)) && bytes.ends_with(b"\r") {
+        let is_line = *has_returns || self.format == PromptFormat::Lines && matches!(text, Text::File(_));
+        if is_line && bytes.ends_with(b"\r") {
             bytes.pop();
+        }
+        if matches!(self.format, PromptFormat::Jsonl | PromptFormat::Batch) {
+            foreign_text::mend_json(&mut bytes);
         }
         Ok(bytes)
     }
@@ -269,7 +285,7 @@ impl PromptFile {
             Lines { part: 0, name: &self.name, reader: self.text.reader(&self.name)?, number: 0, offset: 0 };
         while let Some((_, bytes)) = lines.next_line()? {
             if !bytes.trim_ascii().is_empty() {
-                return Ok(if request_line::is_batch_line(&bytes) { PromptFormat::Batch } else { PromptFormat::Jsonl });
+                return Ok(if request_line::is_batch_line(bytes) { PromptFormat::Batch } else { PromptFormat::Jsonl });
             }
         }
         Ok(PromptFormat::Jsonl)
@@ -299,9 +315,19 @@ struct Lines<'a> {
 }
 
 impl Lines<'_> {
+    /// Whether the text is UTF-8, as far as its beginning tells.
+    fn check_encoding(&mut self) -> Result<(), SourceError> {
+        let beginning = self.reader.fill_buf();
+        let beginning = beginning.map_err(|source| SourceError::Read { name: self.name.to_owned(), source })?;
+        match foreign_text::other_encoding(beginning) {
+            Some(encoding) => Err(SourceError::Encoding { name: self.name.to_owned(), encoding }),
+            None => Ok(()),
+        }
+    }
+
     /// The next one, without its end.
     fn next_line(&mut self) -> Result<Option<(LinePlace, Vec<u8>)>, SourceError> {
-        let mut bytes = Vec::new();
+        let (mut bytes, n_read_before) = (Vec::new(), self.offset);
         let read = (&mut self.reader).take(MAX_LINE_BYTES + 1).read_until(b'\n', &mut bytes);
         let n_read = read.map_err(|source| SourceError::Read { name: self.name.to_owned(), source })?;
         if n_read == 0 {
@@ -311,8 +337,12 @@ impl Lines<'_> {
         if bytes.pop_if(|byte| *byte == b'\n').is_none() && n_read as u64 > MAX_LINE_BYTES {
             return Err(SourceError::LongLine { name: self.name.to_owned(), line: self.number });
         }
+        if self.number == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+            self.offset += BYTE_ORDER_MARK.len() as u64;
+        }
         let Self { part, number, offset, .. } = *self;
-        self.offset += n_read as u64;
+        self.offset = n_read_before + n_read as u64;
         Ok(Some((LinePlace { part, number, offset, len_bytes: bytes.len() as u32 }, bytes)))
     }
 }
@@ -328,14 +358,14 @@ fn opened(path: &Path) -> Result<PromptFile, SourceError> {
     if !found.is_file() {
         return spooled(&name, &mut file);
     }
-    Ok(PromptFile { name, text: Text::File(file) })
+    Ok(PromptFile { name, text: Text::File(file), has_returns: false })
 }
 
 /// What can be read once alone, in a file without a name.
 fn spooled(name: &str, reader: &mut dyn Read) -> Result<PromptFile, SourceError> {
     let copied = tempfile::tempfile().and_then(|mut file| io::copy(reader, &mut file).map(|_| file));
     let file = copied.map_err(|source| SourceError::Read { name: name.to_owned(), source })?;
-    Ok(PromptFile { name: name.to_owned(), text: Text::File(file) })
+    Ok(PromptFile { name: name.to_owned(), text: Text::File(file), has_returns: false })
 }
 
 /// Whether a text was meant as the name of a file: one word, with a folder or an extension. A mistyped name is not to
@@ -415,6 +445,21 @@ mod tests {
         assert!(jsonl.place(1).ends_with("/in.jsonl`, line 4)"), "{}", jsonl.place(1));
         let batch = source("in.jsonl", b"{\"custom_id\": \"a\", \"body\": {}}\n", None, None).expect("read");
         assert_eq!(batch.format(), PromptFormat::Batch);
+
+        let marked = source("in.lines", "\u{feff}a\nb\n".as_bytes(), None, None).expect("read");
+        assert_eq!(lines(&marked), ["a", "b"]);
+        let marked = source("in.jsonl", "\u{feff}{\"custom_id\": \"a\", \"body\": {}}\n{}\n".as_bytes(), None, None);
+        let marked = marked.expect("read");
+        assert_eq!((marked.format(), lines(&marked)[1].as_str()), (PromptFormat::Batch, "{}"));
+        let windows = source("in.txt", "\u{feff}2\r\na\r\nb\r\n".as_bytes(), None, None).expect("read");
+        assert_eq!((lines(&windows), windows.findings().len()), (vec!["a".into(), "b".into()], 0));
+        let one_return = source("in.txt", b"2\na\r\nb\n", None, None).expect("read");
+        assert_eq!((lines(&one_return)[0].as_str(), one_return.findings().len()), ("a\r", 1));
+        let utf16: Vec<u8> = "\u{feff}1\nHello\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+        let error = source("in.txt", &utf16, None, None).expect_err("is no UTF-8");
+        assert!(
+            error.to_string().contains("written in UTF-16") && error.hint().is_some_and(|hint| hint.contains("iconv"))
+        );
 
         let hint = |text: &[u8]| source("in.txt", text, None, None).expect_err("no count").hint().expect("a hint");
         assert!(hint(b"Hello\n").contains("`--in-format lines`"));

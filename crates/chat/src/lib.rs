@@ -5,6 +5,7 @@ pub mod chat_format;
 pub mod chat_template;
 pub mod grammar;
 pub mod harmony;
+pub mod request_fields;
 
 use std::io;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -57,12 +57,14 @@ impl Engine {
 
     /// Fills what says how the logits of these rows are changed. Masks are brought only for rows that have one.
     fn write_changes(&self, rows: &[ChangedRow]) -> Result<(), EngineError> {
-        let (mut begin, mut end, mut bias_id, mut bias) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut begin, mut end) = (Vec::new(), Vec::new());
+        let (mut bias_id, mut bias, mut divisor) = (Vec::new(), Vec::new(), Vec::new());
         let (mut mask_row, mut masks, mut n_masks) = (Vec::new(), Vec::new(), 0);
         for row in rows {
             begin.push(bias_id.len() as u32);
-            bias_id.extend(row.biases.iter().map(|(id, _)| *id));
-            bias.extend(row.biases.iter().map(|(_, bias)| *bias));
+            bias_id.extend(row.biases.iter().map(|one| one.id));
+            bias.extend(row.biases.iter().map(|one| one.bias));
+            divisor.extend(row.biases.iter().map(|one| one.divisor));
             end.push(bias_id.len() as u32);
             mask_row.push(if row.mask.is_some() { n_masks } else { NO_MASK });
             n_masks += u32::from(row.mask.is_some());
@@ -76,6 +78,7 @@ impl Engine {
         if !bias.is_empty() {
             self.executor.write("bias_id", cast_slice(&bias_id))?;
             self.executor.write("bias", cast_slice(&bias))?;
+            self.executor.write("bias_divisor", cast_slice(&divisor))?;
         }
         if !masks.is_empty() {
             self.executor.write("mask", cast_slice(&masks))?;

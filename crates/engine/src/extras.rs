@@ -5,7 +5,7 @@
 //! the device computes the logits.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use rayon::prelude::*;
 
@@ -59,6 +59,8 @@ pub(super) struct Extra {
     n_prompt_logprobs: Option<usize>,
     /// How often each token was generated, where that matters.
     counts: BTreeMap<u32, u32>,
+    /// The tokens of the prompt, where they matter.
+    in_prompt: HashSet<u32>,
     /// What may come behind each of its drafts.
     ahead: Vec<Option<Vec<u32>>>,
 }
@@ -80,10 +82,20 @@ pub(super) struct ExtraRows {
 pub(super) struct ChangedRow {
     /// Its place among the rows that give logits.
     pub(crate) row: u32,
-    /// What is added to the logits of these ids, which rise.
-    pub(crate) biases: Vec<(u32, f32)>,
+    /// What becomes of the logits of some ids, which rise.
+    pub(crate) biases: Vec<ChangedLogit>,
     pub(crate) mask: Option<Vec<u32>>,
     pub(crate) min_p: f32,
+}
+
+/// How one logit is changed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct ChangedLogit {
+    pub(crate) id: u32,
+    /// It is divided by this where it is above 0, else multiplied.
+    pub(crate) divisor: f32,
+    /// This is added.
+    pub(crate) bias: f32,
 }
 
 /// The log-probabilities of the rows of a step that want them.
@@ -103,6 +115,7 @@ impl Extra {
         let n_prompt_logprobs = request.prompt_logprobs.map(|of| of.n_top);
         let numbers = [
             ("min_p", sampling.min_p),
+            ("repetition penalty", changes.repetition_penalty.recip()),
             ("frequency penalty", changes.frequency_penalty),
             ("presence penalty", changes.presence_penalty),
         ];
@@ -118,8 +131,9 @@ impl Extra {
             return Err(ExtrasError::TooManyLogprobs { n });
         }
         let min_p = if sampling.temperature == 0.0 { 0.0 } else { sampling.min_p.max(0.0) }; // greedy takes the best
-        let (counts, ahead) = (BTreeMap::new(), Vec::new());
-        let mut extra = Self { changes, min_p, n_logprobs, n_prompt_logprobs, counts, ahead };
+        let (counts, ahead, is_repeated) = (BTreeMap::new(), Vec::new(), changes.repetition_penalty != 1.0);
+        let in_prompt = request.prompt.iter().copied().filter(|_| is_repeated).collect();
+        let mut extra = Self { changes, min_p, n_logprobs, n_prompt_logprobs, counts, in_prompt, ahead };
         request.generated.iter().for_each(|&token| extra.push(token));
         Ok((extra.changes_logits() || most.is_some()).then_some(extra))
     }
@@ -130,7 +144,8 @@ impl Extra {
     }
 
     fn has_penalties(&self) -> bool {
-        self.changes.frequency_penalty != 0.0 || self.changes.presence_penalty != 0.0
+        let LogitChanges { repetition_penalty, frequency_penalty, presence_penalty, .. } = self.changes;
+        repetition_penalty != 1.0 || frequency_penalty != 0.0 || presence_penalty != 0.0
     }
 
     fn push(&mut self, token: u32) {
@@ -166,7 +181,7 @@ impl Extra {
     }
 
     /// Biases and penalties by id, rising.
-    fn biases(&self) -> Vec<(u32, f32)> {
+    fn biases(&self) -> Vec<ChangedLogit> {
         let mut sums: BTreeMap<u32, f64> = BTreeMap::new();
         for &(id, bias) in &self.changes.bias {
             *sums.entry(id).or_default() += f64::from(bias);
@@ -175,8 +190,16 @@ impl Extra {
             let penalty = f64::from(self.changes.frequency_penalty) * f64::from(count);
             *sums.entry(id).or_default() -= penalty + f64::from(self.changes.presence_penalty);
         }
+        for &id in &self.in_prompt {
+            sums.entry(id).or_default();
+        }
         let largest = f64::from(f32::MAX);
-        sums.into_iter().map(|(id, sum)| (id, sum.clamp(-largest, largest) as f32)).collect()
+        let changed = |(id, sum): (u32, f64)| {
+            let is_repeated = self.counts.contains_key(&id) || self.in_prompt.contains(&id);
+            let divisor = if is_repeated { self.changes.repetition_penalty } else { 1.0 };
+            ChangedLogit { id, divisor, bias: sum.clamp(-largest, largest) as f32 }
+        };
+        sums.into_iter().map(changed).collect()
     }
 
     /// How the logits of its next tokens are changed: of the one behind what is known, whose row is the first, and of
@@ -371,12 +394,23 @@ mod tests {
             bias: vec![(7, 1.5), (3, -100.0), (7, 1.0)],
             frequency_penalty: 0.25,
             presence_penalty: -0.5,
-            mask: None,
+            ..LogitChanges::default()
         };
         let mut extra = extra(changes);
-        assert_eq!(extra.biases(), [(3, -100.0), (7, 2.5)]);
+        let biases = |extra: &Extra| extra.biases().iter().map(|one| (one.id, one.bias)).collect::<Vec<_>>();
+        assert_eq!(biases(&extra), [(3, -100.0), (7, 2.5)]);
         [7, 9, 7].into_iter().for_each(|token| extra.push(token));
-        assert_eq!(extra.biases(), [(3, -100.0), (7, 2.5 - 2.0 * 0.25 + 0.5), (9, -0.25 + 0.5)]);
+        assert_eq!(biases(&extra), [(3, -100.0), (7, 2.5 - 2.0 * 0.25 + 0.5), (9, -0.25 + 0.5)]);
+    }
+
+    #[test]
+    fn a_repetition_is_one_of_the_prompt_or_of_the_answer() {
+        let changes = LogitChanges { bias: vec![(7, 1.5)], repetition_penalty: 1.25, ..LogitChanges::default() };
+        let mut extra = extra(changes); // of a prompt of token 1
+        let changed = |id, divisor, bias| ChangedLogit { id, divisor, bias };
+        assert_eq!(extra.biases(), [changed(1, 1.25, 0.0), changed(7, 1.0, 1.5)]);
+        [7, 9, 9].into_iter().for_each(|token| extra.push(token));
+        assert_eq!(extra.biases(), [changed(1, 1.25, 0.0), changed(7, 1.25, 1.5), changed(9, 1.25, 0.0)]);
     }
 
     #[test]
@@ -391,7 +425,8 @@ mod tests {
 
     #[test]
     fn rounds_hold_as_many_biases_as_there_is_room_for() {
-        let row = |n: u32| ChangedRow { row: n, biases: (0..n).map(|id| (id, 1.0)).collect(), mask: None, min_p: 0.0 };
+        let one = |id| ChangedLogit { id, divisor: 1.0, bias: 1.0 };
+        let row = |n: u32| ChangedRow { row: n, biases: (0..n).map(one).collect(), mask: None, min_p: 0.0 };
         let rows = [3, 2, 5, 0, 1].map(row);
         let lengths = |most| rounds(&rows, most).iter().map(|round| round.len()).collect::<Vec<_>>();
         assert_eq!(lengths(5), [2, 2, 1]);
@@ -413,6 +448,7 @@ mod tests {
         assert!(error(|request| request.changes.bias = vec![(40, 1.0)]).contains("token id 40"));
         assert!(error(|request| request.changes.bias = vec![(4, f32::NAN)]).contains("bias of a request is NaN"));
         assert!(error(|request| request.changes.presence_penalty = f32::INFINITY).contains("presence penalty"));
+        assert!(error(|request| request.changes.repetition_penalty = 0.0).contains("repetition penalty"));
         assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens, of which 20"));
     }
 }

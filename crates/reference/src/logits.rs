@@ -58,6 +58,7 @@ pub(super) fn change_inputs(case: &Case, random: &mut Random) -> Result<Tensors,
     ids.resize(n_biases, 0); // nobody's
     let bias = |i: usize| if i.is_multiple_of(11) { 3e38 } else { (128.0 * random.normal()).round() / 64.0 };
     let bias = (0..n_biases).map(bias).collect();
+    let divisor = (0..n_biases).map(|i| [1.0, 1.25, 1.0, 0.5, 1.1][i % 5]).collect();
     let mask_row: Vec<f64> =
         (0..n_tokens).map(|t| if t % 3 == 2 { NONE.into() } else { (t / 2 % n_masks) as f64 }).collect();
     // The first mask lets nothing through, the second one id, the others more and more.
@@ -81,6 +82,7 @@ pub(super) fn change_inputs(case: &Case, random: &mut Random) -> Result<Tensors,
         ("bias_end", Tensor::whole(ends)),
         ("bias_id", Tensor::whole(ids)),
         ("bias", Tensor::rounded(Dtype::F32, bias)),
+        ("bias_divisor", Tensor::rounded(Dtype::F32, divisor)),
         ("mask_row", Tensor::rounded(Dtype::U32, mask_row)),
         ("mask", Tensor::rounded(Dtype::U32, mask)),
         ("logit", Tensor::rounded(Dtype::F32, logit)),
@@ -93,13 +95,18 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
     let [bias, mask_row, mask, logit] = ["bias", "mask_row", "mask", "logit"].map(|name| tensor(inputs, name));
     let (row, begin, end, id, mask_row) = (row?, begin?, end?, id?, mask_row?);
     let (bias, mask, vocab_size) = (bias?.values(), mask?, case.dim("vocab_size")?);
+    let divisor = tensor(inputs, "bias_divisor")?.values();
     let mut logits = logit?.values().to_vec();
     let largest = f64::from(f32::MAX);
-    let finite = |v: f64, bias: f64| if v == f64::INFINITY { v } else { (v + bias).clamp(-largest, largest) };
+    let clamped = |v: f64| v.clamp(-largest, largest);
+    let finite = |v: f64, divisor: f64, bias: f64| match v {
+        f64::INFINITY => v,
+        v => clamped(clamped(if v > 0.0 { v / divisor } else { v * divisor }) + bias),
+    };
     for t in 0..case.n_tokens()? {
         let own = &mut logits[row.index(t) * vocab_size..][..vocab_size];
         for i in begin.index(t)..end.index(t) {
-            own[id.index(i)] = finite(own[id.index(i)], bias[i]);
+            own[id.index(i)] = finite(own[id.index(i)], divisor[i], bias[i]);
         }
         if mask_row.values()[t] == f64::from(NONE) {
             continue;
@@ -107,7 +114,7 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
         let first_word = mask_row.index(t) * vocab_size.div_ceil(32);
         for (n, logit) in own.iter_mut().enumerate() {
             let may_come = mask.index(first_word + n / 32) >> (n % 32) & 1 == 1;
-            *logit = if may_come { finite(*logit, 0.0) } else { f64::NEG_INFINITY };
+            *logit = if may_come { finite(*logit, 1.0, 0.0) } else { f64::NEG_INFINITY };
         }
     }
     Ok(only("logit", with_infinities(logits)))
@@ -207,12 +214,13 @@ mod tests {
             ("bias_end", u32s(&[2, 3])),
             ("bias_id", u32s(&[1, 3, 0])),
             ("bias", f32s(&[0.5, -8.0, 100.0])),
+            ("bias_divisor", f32s(&[1.25, 3.5, 2.0])),
             ("mask_row", u32s(&[u32::MAX as usize, 0])),
             ("mask", u32s(&[0b0101])),
         ]));
         let got = run_one("change_logits", &case, inputs, "logit");
-        assert_eq!(got[..4], [101.0, f64::NEG_INFINITY, 3.0, f64::NEG_INFINITY]);
-        close(&got[4..], &[9.0, 9.0, 9.0, 9.0, 0.0, 0.5, 0.0, -1.0]);
+        assert_eq!(got[..4], [100.5, f64::NEG_INFINITY, 3.0, f64::NEG_INFINITY]);
+        close(&got[4..], &[9.0, 9.0, 9.0, 9.0, 0.0, 0.5, 0.0, -6.0]);
     }
 
     #[test]

@@ -39,6 +39,7 @@ pub struct WireRequest {
     stop: Vec<u32>,
     sampling: Sampling,
     bias: Vec<(u32, u32)>,
+    repetition_penalty: u32,
     frequency_penalty: u32,
     presence_penalty: u32,
     /// The text of the mask's grammar.
@@ -67,6 +68,7 @@ impl From<Request> for WireRequest {
             stop,
             sampling,
             bias: changes.bias.into_iter().map(|(id, bias)| (id, bias.to_bits())).collect(),
+            repetition_penalty: changes.repetition_penalty.to_bits(),
             frequency_penalty: changes.frequency_penalty.to_bits(),
             presence_penalty: changes.presence_penalty.to_bits(),
             grammar: changes.mask.and_then(|mask| mask.text().map(str::to_owned)),
@@ -81,6 +83,7 @@ impl From<WireRequest> for Request {
     fn from(asked: WireRequest) -> Self {
         let changes = LogitChanges {
             bias: asked.bias.into_iter().map(|(id, bias)| (id, f32::from_bits(bias))).collect(),
+            repetition_penalty: f32::from_bits(asked.repetition_penalty),
             frequency_penalty: f32::from_bits(asked.frequency_penalty),
             presence_penalty: f32::from_bits(asked.presence_penalty),
             mask: None,
@@ -100,7 +103,7 @@ mod tests {
         let sampling = Sampling { temperature: 0.1, top_k: 3, top_p: 0.3, min_p: 1e-30, seed: u64::MAX };
         let mut request = Request::new(vec![1, 200_000], 7, vec![9], sampling);
         request.changes.bias = vec![(5, -0.1), (6, 100.0)];
-        request.changes.frequency_penalty = 0.7;
+        (request.changes.repetition_penalty, request.changes.frequency_penalty) = (1.1, 0.7);
         request.changes.presence_penalty = -0.0;
         (request.n_logprobs, request.cache_salt, request.generated) = (Some(3), u64::MAX - 1, vec![4, 4]);
         request.prompt_logprobs = Some(PromptLogprobs { n_top: 5, n_told: 1 });

@@ -82,6 +82,8 @@ pub(crate) struct Making {
     pub(crate) stop: StopText,
     /// The answer ends with its first call.
     pub(crate) one_call: bool,
+    /// Tokens that end it, and are no part of it.
+    pub(crate) stop_ids: Vec<u32>,
 }
 
 /// An answer in the making.
@@ -93,6 +95,8 @@ pub(crate) struct Answer {
     id: String,
     n_calls: usize,
     has_stopped: bool,
+    /// The stop string that ended it.
+    stop_found: Option<String>,
     was_cut: bool,
     n_tokens: usize,
     /// Tokens that are not yet part of a text.
@@ -116,7 +120,8 @@ impl Answer {
     pub(crate) fn new(parser: Box<dyn AnswerParser>, making: Arc<Making>, id: String) -> Self {
         let (has_stopped, was_cut, n_tokens, n_calls) = (false, false, 0, 0);
         let (drawn, turn) = (Vec::new(), Vec::new());
-        Self { parser, making, open: None, id, n_calls, has_stopped, was_cut, n_tokens, drawn, turn }
+        let stop_found = None;
+        Self { parser, making, open: None, id, n_calls, has_stopped, stop_found, was_cut, n_tokens, drawn, turn }
     }
 
     /// Takes the next token. None are taken once [it is over](Self::is_over).
@@ -126,6 +131,12 @@ impl Answer {
             return steps;
         }
         self.n_tokens += 1;
+        if self.making.stop_ids.contains(&token) {
+            let events = self.parser.finish();
+            self.take(events, None, &mut steps);
+            self.has_stopped = true;
+            return steps;
+        }
         if let Some(logprobs) = logprobs.filter(|_| !self.making.tokenizer.is_special(token)) {
             self.drawn.push(Drawn { token, logprobs: *logprobs });
         }
@@ -156,6 +167,11 @@ impl Answer {
             (false, 0) => Finish::Stop,
             (false, _) => Finish::ToolCalls,
         }
+    }
+
+    /// The stop string that ended it, if one did.
+    pub(crate) fn stop_found(&self) -> Option<&str> {
+        self.stop_found.as_deref()
     }
 
     /// All tokens that were taken.
@@ -247,6 +263,7 @@ impl Answer {
         open.tell(text, false, steps);
         if open.stop.is_over() {
             self.has_stopped = true;
+            self.stop_found = open.stop.found().map(str::to_owned);
             open.held.clear();
             self.close(true, None, steps);
         }

@@ -3,27 +3,15 @@
 use serde_json::{Map, Value};
 
 use super::error::ApiError;
-use super::field::{Field, refuse};
+use super::field::Field;
+use super::form::TextFormat;
 use super::sampling::SamplingFields;
 use super::stop_text::StopText;
-use super::tools::{TextFormat, Tools};
+use super::tools::Tools;
 use chat::chat_format::Thinking;
 use chat::grammar::ToolChoice;
 use chat::{MessagePart, Reasoning};
 use engine::scheduler::Request;
-
-/// Parameters of other servers that constrain an answer in ways that this one does not.
-const CONSTRAINTS: [&str; 9] = [
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "structured_outputs",
-    "grammar",
-    "json_schema",
-    "min_tokens",
-    "audio",
-];
 
 /// How an answer is to be made.
 #[derive(Debug)]
@@ -53,6 +41,16 @@ pub(crate) struct Ask {
     pub(crate) stream: bool,
     /// What the chat template is told besides.
     pub(crate) template_words: Map<String, Value>,
+    /// More tokens that end an answer, and are no part of it.
+    pub(crate) stop_token_ids: Vec<u32>,
+    /// Only these tokens may come, if there are any.
+    pub(crate) allowed_token_ids: Vec<u32>,
+    /// Texts that may not come.
+    pub(crate) bad_words: Vec<String>,
+    /// Whose cached prefixes may be used: those of requests with the same.
+    pub(crate) cache_salt: Option<String>,
+    /// The model goes on with the last message, which is the assistant's.
+    pub(crate) goes_on_with_last: bool,
 }
 
 impl Ask {
@@ -70,7 +68,7 @@ impl Ask {
     /// the model's to write.
     pub(crate) fn needs_grammar(&self) -> bool {
         let must_call = !matches!(self.tools.choice, ToolChoice::None | ToolChoice::Auto);
-        let is_strict = self.tools.choice == ToolChoice::Auto && self.tools.callable().iter().any(|tool| tool.strict);
+        let is_strict = self.tools.choice == ToolChoice::Auto && self.tools.enforced().iter().any(|tool| tool.strict);
         self.format != TextFormat::Text || must_call || is_strict
     }
 
@@ -94,7 +92,6 @@ impl Ask {
     /// # Errors
     /// A value that may not be.
     pub(crate) fn read(body: &Field, tools: Tools, format: TextFormat) -> Result<Self, ApiError> {
-        refuse(body, &CONSTRAINTS)?;
         let flag = |name| body.get(name).map_or(Ok(false), |field| field.flag());
         Ok(Self {
             model: body.get("model").map(|model| model.text().map(str::to_owned)).transpose()?,
@@ -110,6 +107,11 @@ impl Ask {
             n_logprobs: None,
             stream: flag("stream")?,
             template_words: template_words(body)?,
+            stop_token_ids: ids(body, "stop_token_ids")?,
+            allowed_token_ids: ids(body, "allowed_token_ids")?,
+            bad_words: texts(body, "bad_words")?,
+            cache_salt: body.get("cache_salt").map(|salt| salt.text().map(str::to_owned)).transpose()?,
+            goes_on_with_last: false,
         })
     }
 
@@ -185,6 +187,17 @@ fn template_words(body: &Field) -> Result<Map<String, Value>, ApiError> {
         words.insert("enable_thinking".into(), thinks.flag()?.into());
     }
     Ok(words)
+}
+
+/// A list of token ids.
+fn ids(body: &Field, name: &str) -> Result<Vec<u32>, ApiError> {
+    let list = body.get(name).map_or(Ok(Vec::new()), |list| list.list())?;
+    list.iter().map(|id| id.integer(0..=u32::MAX.into()).map(|id| id.unsigned_abs() as u32)).collect()
+}
+
+fn texts(body: &Field, name: &str) -> Result<Vec<String>, ApiError> {
+    let list = body.get(name).map_or(Ok(Vec::new()), |list| list.list())?;
+    list.iter().map(|text| text.text().map(str::to_owned)).collect()
 }
 
 fn stops(body: &Field) -> Result<Vec<String>, ApiError> {

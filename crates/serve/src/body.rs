@@ -3,8 +3,10 @@
 //! A body is looked over before it is read as JSON ([`Extent`]): texts that no prompt can have, and lists that would
 //! take many times the memory of their bytes, are refused without being copied once.
 //!
-//! What is unknown in a body is ignored. `null` means absent: fields that may be absent are `Option`s.
+//! What is unknown in a body is ignored. `null` means absent. All fields are read through [`super::field::Field`].
 
+use std::fmt;
+use std::io::Read as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,13 +14,15 @@ use axum::body::Body;
 use axum::extract::{FromRequest, Request};
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
-use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Server;
 use super::error::ApiError;
+use super::prompts::Prompts;
 use super::request_log::Record;
+use system::foreign_text;
 
 /// Longest body, in bytes.
 pub(crate) const MAX_BYTES: usize = 32 << 20;
@@ -63,12 +67,17 @@ impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
 
     async fn from_request(request: Request, server: &Arc<Server>) -> Result<Self, ApiError> {
         check_type(request.headers())?;
+        let is_packed = is_packed(request.headers())?;
         let reading =
             read(request.headers().get(header::CONTENT_LENGTH).cloned(), request.into_body(), &server.body_room);
-        let (bytes, mut held) =
+        let (mut bytes, mut held) =
             tokio::time::timeout(DEADLINE, reading).await.map_err(|_| ApiError::body_timeout(DEADLINE.as_secs()))??;
         let (server, n_bytes) = (Arc::clone(server), bytes.len());
         let parse = move || {
+            if is_packed {
+                bytes = unpacked(&bytes, &server.body_room, &mut held)?;
+            }
+            foreign_text::mend_json(&mut bytes);
             let extent = Extent::measure(&bytes);
             let max_text_bytes = server.max_text_bytes().max(MIN_TEXT_BYTES);
             let value_bytes = extent.value_bytes(T::NUMBER_BYTES);
@@ -79,7 +88,7 @@ impl<T: FromBody> FromRequest<Arc<Server>> for Json<T> {
             server.body_room.hold(bytes.len() + value_bytes, &mut held)?;
             T::from_bytes(&bytes).map(|value| (value, held))
         };
-        let (value, held) = if n_bytes < LONG_BODY_BYTES {
+        let (value, held) = if n_bytes < LONG_BODY_BYTES && !is_packed {
             parse()?
         } else {
             let parsed = tokio::task::spawn_blocking(parse).await;
@@ -99,6 +108,37 @@ fn check_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let essence = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
     let is_json = essence == "application/json" || (essence.starts_with("application/") && essence.ends_with("+json"));
     if is_json { Ok(()) } else { Err(ApiError::not_json(Some(&essence))) }
+}
+
+/// Whether a body is compressed.
+///
+/// # Errors
+/// 415: in a way that is not known here.
+fn is_packed(headers: &HeaderMap) -> Result<bool, ApiError> {
+    let Some(coding) = headers.get(header::CONTENT_ENCODING) else { return Ok(false) };
+    match String::from_utf8_lossy(coding.as_bytes()).trim().to_ascii_lowercase().as_str() {
+        "" | "identity" => Ok(false),
+        "gzip" | "x-gzip" => Ok(true),
+        other => Err(ApiError::unknown_coding(other)),
+    }
+}
+
+/// What a compressed body holds, up to the longest that there may be.
+fn unpacked(bytes: &[u8], room: &BodyRoom, held: &mut Option<OwnedSemaphorePermit>) -> Result<Vec<u8>, ApiError> {
+    const PART: u64 = 1 << 20;
+    let mut reader = flate2::read::MultiGzDecoder::new(bytes);
+    let mut whole = Vec::new();
+    loop {
+        let n_read = (&mut reader).take(PART).read_to_end(&mut whole);
+        let n_read = n_read.map_err(|error| ApiError::invalid_json(format!("the body is no gzip: {error}")))?;
+        if whole.len() > MAX_BYTES {
+            return Err(ApiError::body_too_large(MAX_BYTES));
+        }
+        if n_read == 0 {
+            return Ok(whole);
+        }
+        room.hold(bytes.len() + whole.len(), held)?;
+    }
 }
 
 /// Room for the bodies of all requests, their bytes and their values, until they are prompts.
@@ -170,7 +210,7 @@ struct Extent {
     text_bytes: usize,
     /// Those of the longest.
     longest_bytes: usize,
-    /// Numbers that stand behind another element in lists of the outermost object, or in lists of those.
+    /// Numbers that stand behind another element in the lists of [`OF_IDS`], or in lists of those.
     n_numbers: usize,
     /// About what a [`Value`] of everything else takes in memory, without its texts.
     other_bytes: usize,
@@ -190,19 +230,26 @@ impl Extent {
         let (mut extent, mut at) = (Self::default(), 0);
         // Whether what is open is a list, the innermost in the lowest bit: deeper JSON is refused.
         let (mut lists, mut is_number) = (0_u128, false);
+        // The name of the field of the outermost object, and whether it has ids.
+        let (mut name, mut is_ids) = (&json[..0], false);
         let mut n_objects = 0_usize; // that are open
         while let Some(&byte) = json.get(at) {
             at += 1;
             match byte {
                 b'0'..=b'9' => is_number = true,
-                b',' if is_number && lists & 1 == 1 && n_objects < 2 => extent.n_numbers += 1,
+                b',' if is_number && is_ids && lists & 1 == 1 && n_objects < 2 => extent.n_numbers += 1,
                 b',' => extent.other_bytes += Self::MORE_BYTES,
                 b'"' => {
+                    let begin = at;
                     let n_bytes = text_len(json, &mut at);
+                    name = json.get(begin..at - 1).unwrap_or_default();
                     extent.text_bytes += n_bytes;
                     extent.longest_bytes = extent.longest_bytes.max(n_bytes);
                 }
-                b':' => extent.other_bytes += Self::FIELD_BYTES,
+                b':' => {
+                    extent.other_bytes += Self::FIELD_BYTES;
+                    is_ids = if n_objects == 1 && lists & 1 == 0 { OF_IDS.contains(&name) } else { is_ids };
+                }
                 b'{' => {
                     extent.other_bytes += Self::OBJECT_BYTES;
                     lists <<= 1;
@@ -260,11 +307,58 @@ fn text_len(json: &[u8], at: &mut usize) -> usize {
     }
 }
 
-/// The JSON of a body as a `T`.
+/// A body with lists of token ids, which are read one by one, so that a list of them takes no more than they do.
+#[derive(Debug)]
+pub(crate) struct PromptBody {
+    pub(crate) prompt: Option<Prompts>,
+    pub(crate) tokens: Option<Prompts>,
+    /// All else: an object.
+    pub(crate) rest: Value,
+}
+
+/// The fields of [`PromptBody`] that hold such lists.
+const OF_IDS: [&[u8]; 2] = [b"prompt", b"tokens"];
+
+impl FromBody for PromptBody {
+    /// There may be several.
+    const IS_ONE_PROMPT: bool = false;
+    const NUMBER_BYTES: usize = 2 * size_of::<u32>(); // in a list that may be half empty
+}
+
+impl<'de> Deserialize<'de> for PromptBody {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> Visitor<'de> for Fields {
+            type Value = PromptBody;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<PromptBody, A::Error> {
+                let (mut prompt, mut tokens, mut rest) = (None, None, Map::new());
+                while let Some(name) = entries.next_key::<String>()? {
+                    match name.as_str() {
+                        "prompt" => prompt = entries.next_value()?,
+                        "tokens" => tokens = entries.next_value()?,
+                        _ => drop(rest.insert(name, entries.next_value()?)),
+                    }
+                }
+                Ok(PromptBody { prompt, tokens, rest: rest.into() })
+            }
+        }
+        from.deserialize_map(Fields)
+    }
+}
+
+/// The JSON of a body.
 ///
 /// # Errors
-/// `invalid_json` where it is none, else `missing_required_parameter` or `invalid_value` with the path of the field.
-pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+/// `invalid_json` where it is none, else `invalid_value` with the path of the field.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    if let Some(encoding) = foreign_text::other_encoding(bytes) {
+        return Err(ApiError::invalid_json(format!("the body is written in {encoding}, expected UTF-8")));
+    }
     let mut json = serde_json::Deserializer::from_slice(bytes);
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
@@ -283,155 +377,11 @@ fn of_serde(path: &str, error: &serde_json::Error) -> ApiError {
         let (line, column) = (error.line(), error.column());
         return ApiError::invalid_json(format!("the body is no JSON: {text} (line {line}, column {column})"));
     }
-    let missing = text.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
-    match missing {
-        Some(field) => ApiError::missing(joined(path, field)),
-        None if path == "." => ApiError::bad_request("invalid_value", format!("the body: {}", for_people(text))),
-        None => ApiError::invalid(path, format!("`{path}`: {}", for_people(text))),
+    match path {
+        "." => ApiError::bad_request("invalid_value", format!("the body {}", foreign_text::should_be(text))),
+        path => ApiError::invalid(path, format!("`{path}` {}", foreign_text::should_be(text))),
     }
-}
-
-fn joined(path: &str, field: &str) -> String {
-    match (path, field) {
-        ("." | "", field) => field.to_owned(),
-        (path, "." | "") => path.to_owned(),
-        (path, field) if field.starts_with('[') => format!("{path}{field}"),
-        (path, field) => format!("{path}.{field}"),
-    }
-}
-
-/// What serde says it expected, without the names of Rust's types.
-fn for_people(text: &str) -> String {
-    const NAMES: [(&str, &str); 8] = [
-        ("f32", "a number"),
-        ("f64", "a number"),
-        ("usize", "a whole number, not negative"),
-        ("u64", "a whole number, not negative"),
-        ("u32", "a whole number, not negative"),
-        ("i64", "a whole number"),
-        ("a sequence", "an array"),
-        ("a map", "an object"),
-    ];
-    let Some((found, expected)) = text.rsplit_once("expected ") else { return text.to_owned() };
-    let expected = if expected.starts_with("struct ") { "an object" } else { expected };
-    let name = NAMES.iter().find(|(rust, _)| *rust == expected).map_or(expected, |(_, name)| name);
-    format!("{found}expected {name}")
 }
 
 #[cfg(test)]
-mod tests {
-    use serde::Deserialize;
-
-    use super::*;
-
-    #[derive(Debug, Deserialize)]
-    struct Outer {
-        #[allow(dead_code, reason = "only its errors are looked at")]
-        items: Vec<Inner>,
-        heat: Option<f32>,
-    }
-
-    #[derive(Debug, Deserialize)]
-    struct Inner {
-        #[allow(dead_code, reason = "only its errors are looked at")]
-        name: String,
-    }
-
-    #[test]
-    fn errors_name_the_field_and_what_was_found() {
-        let of = |text: &str| parse::<Outer>(text.as_bytes()).unwrap_err();
-        let told = |text: &str| {
-            let ApiError { code, param, message, .. } = of(text);
-            (code.unwrap_or_default(), param.unwrap_or_default(), message)
-        };
-        assert_eq!(
-            told(r#"{"items": [{"name": "a"}, {}]}"#),
-            ("missing_required_parameter", "items[1].name".into(), "`items[1].name` is missing".into())
-        );
-        assert_eq!(
-            told(r#"{"items": [], "heat": "much"}"#),
-            ("invalid_value", "heat".into(), "`heat`: invalid type: string \"much\", expected a number".into())
-        );
-        assert_eq!(told("{}").1, "items");
-        assert_eq!(told(r#"{"items": [3]}"#).2, "`items[0]`: invalid type: integer `3`, expected an object");
-        assert_eq!(told("[]").0, "invalid_value");
-        for text in ["", "{", r#"{"items": []} x"#, "{\"items\": [\u{1}"] {
-            assert_eq!(told(text).0, "invalid_json", "{text}");
-        }
-    }
-
-    #[test]
-    fn null_means_absent_and_what_is_unknown_is_ignored() {
-        let outer: Outer = parse(br#"{"items": [], "heat": null, "x": {"y": 1}}"#).unwrap();
-        assert_eq!(outer.heat, None);
-    }
-
-    #[test]
-    fn a_type_has_to_be_there_and_may_have_parameters() {
-        let check = |value: &'static str| {
-            check_type(&HeaderMap::from_iter([(header::CONTENT_TYPE, header::HeaderValue::from_static(value))]))
-        };
-        assert!(check("application/json; charset=utf-8").is_ok());
-        assert!(check("application/vnd.api+json").is_ok());
-        for refused in [check_type(&HeaderMap::new()), check("text/plain"), check("application/x-www-form-urlencoded")]
-        {
-            assert_eq!(refused.unwrap_err().status.as_u16(), 415);
-        }
-    }
-
-    #[test]
-    fn texts_have_the_bytes_that_they_have_without_escapes_or_fewer() {
-        let of = |text: &str| Extent::measure(text.as_bytes());
-        let texts = |text: &str| (of(text).text_bytes, of(text).longest_bytes);
-        assert_eq!(texts(r#"{"ab": "c\"d,[{", "e": 1}"#), (2 + 6 + 1, 6));
-        assert_eq!(texts(r#"["\u00e9\n\\", "\u12"#), (3 + 1, 3));
-        assert_eq!(texts(r#"["\"#), (1, 1), "what is cut off is no JSON");
-        for text in ["é\n\"\\x", "\u{1}😀", ""] {
-            let json = serde_json::to_string(text).unwrap();
-            assert!(texts(&json).0 <= text.len(), "{json}");
-        }
-    }
-
-    #[test]
-    fn values_are_counted_and_texts_are_not() {
-        let count = |text: &str| Extent::measure(text.as_bytes()).value_bytes(8);
-        assert_eq!(count(r#""a, b: [{""#), 0);
-        assert_eq!(count("[1, 2.5e-3 , 3]"), Extent::LIST_BYTES + 2 * 8);
-        let fields = Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::MORE_BYTES;
-        assert_eq!(count(r#"{"a": 1, "b": "c"}"#), fields);
-        let inner = 2 * Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + Extent::LIST_BYTES + Extent::MORE_BYTES;
-        assert_eq!(count(r#"{"logit_bias": {"1": [1, 2]}}"#), inner, "of any values, which are no plain numbers");
-        assert_eq!(
-            count(r#"{"a": {}, "prompt": [[1, 2], [3]]}"#),
-            2 * Extent::OBJECT_BYTES + 2 * Extent::FIELD_BYTES + 3 * Extent::LIST_BYTES + 2 * Extent::MORE_BYTES + 8
-        );
-        let mixed = r#"[{"a": 1}, 2, "3", [4, 5], null, true]"#; // behind 2 and 4, and behind four others
-        let lists = 2 * Extent::LIST_BYTES + Extent::OBJECT_BYTES + Extent::FIELD_BYTES;
-        assert_eq!(count(mixed), lists + 2 * 8 + 4 * Extent::MORE_BYTES);
-    }
-
-    #[test]
-    fn what_no_prompt_can_have_is_refused_before_it_is_read() {
-        let check =
-            |text: &str, is_one| Extent::measure(text.as_bytes()).check(is_one, 10, 2).map_err(|error| error.code);
-        let two = r#"["123456", "123456"]"#;
-        assert_eq!(check(two, false), Ok(()));
-        assert_eq!(check(two, true), Err(Some("context_length_exceeded")));
-        assert_eq!(check(r#"["12345678901"]"#, false), Err(Some("context_length_exceeded")));
-    }
-
-    #[test]
-    fn bodies_share_the_room_that_there_is() {
-        let room = BodyRoom::default();
-        let (mut short, mut long, mut other) = (None, None, None);
-        room.hold(FREE_BYTES, &mut short).unwrap();
-        assert!(short.is_none());
-        room.hold(ROOM_BYTES - 1024, &mut long).unwrap();
-        assert_eq!(room.hold(FREE_BYTES + (1 << 20), &mut other).unwrap_err().status.as_u16(), 503);
-        drop(long);
-        for n in [FREE_BYTES + 1, FREE_BYTES + 5000, FREE_BYTES + 5000] {
-            room.hold(n, &mut other).unwrap();
-        }
-        assert_eq!(other.map(|held| held.num_permits()), Some(5));
-    }
-}
+mod tests;

@@ -1,5 +1,6 @@
 //! Errors as OpenAI's API shapes them: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::http::{HeaderValue, StatusCode, header};
@@ -155,6 +156,19 @@ impl ApiError {
         Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// 415: the body is compressed, and not with gzip.
+    pub(crate) fn unknown_coding(found: &str) -> Self {
+        let found: String = found.chars().take(100).collect();
+        let message = format!("the body is encoded as `{found}`, expected `gzip`, or none");
+        Self::request(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
+    }
+
+    /// 429: this key has as much under way as it may, or asked too often.
+    pub(crate) fn too_many_requests(message: impl Into<String>, retry_after: Duration) -> Self {
+        let error = Self::request(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message);
+        Self { kind: "rate_limit_error", retry_after: Some(retry_after), ..error }
+    }
+
     /// 500: a mistake of this program's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
@@ -222,6 +236,7 @@ impl IntoResponse for ApiError {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         response.extensions_mut().insert(ErrorCode(self.code.unwrap_or(self.kind)));
+        response.extensions_mut().insert(Arc::new(self));
         response
     }
 }

@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use serde_json::Value;
 
 use super::error::ApiError;
+use chat::request_fields::{Place, RequestField};
 
 /// A value of a request's body.
 #[derive(Clone, Debug)]
@@ -88,15 +89,23 @@ impl<'a> Field<'a> {
     /// It is none, or outside.
     pub(crate) fn number(&self, range: RangeInclusive<f64>) -> Result<f64, ApiError> {
         let number = self.value.as_f64().filter(|number| range.contains(number));
-        number.ok_or_else(|| self.wrong(&format!("a number from {} to {}", range.start(), range.end())))
+        let is_any = range == (f64::MIN..=f64::MAX);
+        let expected = || {
+            if is_any { "a number".to_owned() } else { format!("a number from {} to {}", range.start(), range.end()) }
+        };
+        number.ok_or_else(|| self.wrong(&expected()))
     }
 
-    /// A whole number in a range; `3.0` is one.
+    /// A whole number in a range; `3.0` is one. Where there is no end, a number of more than 64 bits is the largest.
     ///
     /// # Errors
     /// It is none, or outside.
     pub(crate) fn integer(&self, range: RangeInclusive<i64>) -> Result<i64, ApiError> {
-        let whole = |number: f64| (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64);
+        let is_open = *range.end() == i64::MAX && *range.start() > i64::MIN;
+        let whole = |number: f64| match number {
+            number if is_open && number >= 2f64.powi(63) => Some(i64::MAX),
+            number => (number.fract() == 0.0 && number.abs() < 2f64.powi(53)).then_some(number as i64),
+        };
         let integer = self.value.as_i64().or_else(|| self.value.as_f64().and_then(whole));
         integer.filter(|integer| range.contains(integer)).ok_or_else(|| {
             self.wrong(&match (*range.start(), *range.end()) {
@@ -165,26 +174,18 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// The error of a field that this server does not have, and that changes what an answer is.
+/// The error of a field that this server does not have there, and that changes what an answer is.
 ///
 /// # Errors
-/// One of `names` is there, and is neither `null`, `false`, 0 nor empty.
-pub(crate) fn refuse(body: &Field, names: &[&str]) -> Result<(), ApiError> {
-    for name in names {
-        let Some(field) = body.get(name) else { continue };
-        let is_nothing = match field.value() {
-            Value::Bool(flag) => !flag,
-            Value::Number(number) => number.as_f64() == Some(0.0),
-            Value::String(text) => text.is_empty(),
-            Value::Array(list) => list.is_empty(),
-            Value::Object(object) => object.is_empty(),
-            Value::Null => true,
-        };
-        if !is_nothing {
-            return Err(ApiError::unsupported(*name, format!("`{name}` is not supported by this server")));
+/// One of the fields that the table refuses there asks for something.
+pub(crate) fn refuse(body: &Field, place: Place) -> Result<(), ApiError> {
+    let fields = body.value().as_object().into_iter().flat_map(|body| RequestField::refused(body, place));
+    match fields.into_iter().next() {
+        None => Ok(()),
+        Some(RequestField { name, why, .. }) => {
+            Err(ApiError::unsupported(*name, format!("`{name}` is not supported here: {why}")))
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -235,10 +236,23 @@ mod tests {
 
     #[test]
     fn what_is_not_supported_is_refused_unless_it_asks_for_nothing() {
-        let body = json!({"audio": {}, "min_tokens": 0, "guided_json": null, "grammar": "root"});
+        let body = json!({"audio": {}, "min_tokens": 0, "lora": null, "typical_p": 1, "unheard": true});
+        refuse(&Field::body(&body).expect("an object"), Place::Chats).expect("nothing is asked for");
+        let body = json!({"audio": {}, "ebnf": "root"});
+        let error = error(refuse(&Field::body(&body).expect("an object"), Place::Chats));
+        assert_eq!((error["code"].as_str(), error["param"].as_str()), (Some("unsupported_parameter"), Some("ebnf")));
+    }
+
+    #[test]
+    fn numbers_of_any_size_are_told_shortly_and_the_largest_is_the_end() {
+        let body = json!({"heat": "0.7", "n": u64::MAX, "m": 1e300});
         let body = Field::body(&body).expect("an object");
-        refuse(&body, &["audio", "min_tokens", "guided_json"]).expect("nothing is asked for");
-        let error = error(refuse(&body, &["audio", "grammar"]));
-        assert_eq!((error["code"].as_str(), error["param"].as_str()), (Some("unsupported_parameter"), Some("grammar")));
+        let heat = error(body.need("heat").expect("there").number(f64::MIN..=f64::MAX));
+        assert_eq!(heat["message"], "`heat` should be a number, but is `\"0.7\"`");
+        for name in ["n", "m"] {
+            let field = body.need(name).expect("there");
+            assert_eq!(field.integer(1..=i64::MAX).ok(), Some(i64::MAX));
+            assert!(field.integer(1..=128).is_err() && field.integer(i64::MIN..=i64::MAX).is_err());
+        }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -13,11 +13,13 @@ use serde_json::{Value, json};
 use super::Server;
 use super::backend::Health;
 use super::error::ApiError;
+use super::metrics::Metrics;
 
 pub(super) fn router() -> Router<Arc<Server>> {
     Router::new()
         .route("/health", get(health))
         .route("/ping", get(health))
+        .route("/health_generate", get(health))
         .route("/version", get(version))
         .route("/metrics", get(metrics))
 }
@@ -43,10 +45,17 @@ async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-async fn metrics(State(server): State<Arc<Server>>) -> Response {
+/// `OpenMetrics`, unless another text is all that is asked for.
+async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
     let model = server.check_model(None).unwrap_or_default();
     let (prefix, backend) = (&server.options.metrics_prefix, &server.backend);
     let text = server.metrics.text(prefix, &model, &backend.figures(), &backend.replicas());
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
+    let accepted = headers.get(header::ACCEPT).map(|types| String::from_utf8_lossy(types.as_bytes()).into_owned());
+    let is_plain = accepted.is_some_and(|types| types.contains("text/plain") && !types.contains("openmetrics"));
+    if is_plain {
+        return ([(header::CONTENT_TYPE, PLAIN)], Metrics::plain(&text)).into_response();
+    }
     ([(header::CONTENT_TYPE, TYPE)], text).into_response()
 }

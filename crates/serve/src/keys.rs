@@ -1,6 +1,7 @@
 //! Who may ask: API keys, held as digests and compared in constant time.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -8,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Server;
 use super::error::ApiError;
@@ -17,6 +19,56 @@ use super::request_log::Record;
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     digests: Vec<[u8; 32]>,
+    /// Of each, what it may do and does.
+    uses: Arc<Vec<KeyUse>>,
+}
+
+/// What a key may do; what is not said has no bound.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeyLimits {
+    /// Requests that are answered at a time.
+    pub running: Option<u32>,
+    /// Requests that begin in a minute.
+    pub per_minute: Option<u32>,
+}
+
+#[derive(Debug)]
+struct KeyUse {
+    limits: KeyLimits,
+    running: Arc<Semaphore>,
+    /// Requests that may begin now, as of a time: they grow back evenly.
+    left: Mutex<(f64, Instant)>,
+}
+
+impl KeyUse {
+    fn new(limits: KeyLimits) -> Self {
+        let running = Arc::new(Semaphore::new(limits.running.unwrap_or(0) as usize));
+        let left = Mutex::new((limits.per_minute.unwrap_or(0).into(), Instant::now()));
+        Self { limits, running, left }
+    }
+
+    /// Begins a request, if it may; what comes back is held until it ends.
+    fn begin(&self, now: Instant) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let permit = match self.limits.running {
+            None => None,
+            Some(most) => Some(Arc::clone(&self.running).try_acquire_owned().map_err(|_| {
+                let message = format!("{most} requests of this API key are being answered, which is all that may be");
+                ApiError::too_many_requests(message, Duration::from_secs(1))
+            })?),
+        };
+        if let Some(most) = self.limits.per_minute {
+            let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
+            let grown = now.saturating_duration_since(left.1).as_secs_f64() * f64::from(most) / 60.0;
+            *left = ((left.0 + grown).min(most.into()), now);
+            if left.0 < 1.0 {
+                let wait = Duration::from_secs_f64((1.0 - left.0) * 60.0 / f64::from(most.max(1)));
+                let message = format!("this API key began {most} requests in a minute, which is all that may be");
+                return Err(ApiError::too_many_requests(message, wait));
+            }
+            left.0 -= 1.0;
+        }
+        Ok(permit)
+    }
 }
 
 /// Who asks: 0 where there are no keys or only one, else a number that belongs to the key. Stored things and cached
@@ -33,7 +85,26 @@ const OPEN_WITHOUT_KEY: [&str; 2] = ["/models", "/v1/models"];
 impl Keys {
     /// Remembers the digests of these keys.
     pub fn new(keys: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
-        Self { digests: keys.into_iter().map(|key| digest(key.as_ref())).collect() }
+        Self::with_limits(keys.into_iter().map(|key| (key, KeyLimits::default())))
+    }
+
+    /// The same of keys that may not do everything.
+    pub fn with_limits(keys: impl IntoIterator<Item = (impl AsRef<str>, KeyLimits)>) -> Self {
+        let (digests, uses): (Vec<_>, Vec<_>) =
+            keys.into_iter().map(|(key, limits)| (digest(key.as_ref()), KeyUse::new(limits))).unzip();
+        Self { digests, uses: Arc::new(uses) }
+    }
+
+    /// What a key that was brought may begin now.
+    fn begin(&self, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        if self.uses.iter().all(|of| of.limits == KeyLimits::default()) {
+            return Ok(None);
+        }
+        let index = given(headers).and_then(|key| {
+            let given = digest(key);
+            self.digests.iter().position(|known| bool::from(known.ct_eq(&given)))
+        });
+        index.and_then(|index| self.uses.get(index)).map_or(Ok(None), |of| of.begin(Instant::now()))
     }
 
     /// Whether there are none.
@@ -88,10 +159,16 @@ fn given(headers: &HeaderMap) -> Option<&str> {
 
 /// Lets only those in who may ask; handlers find who it is as an extension.
 pub(super) async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
-    match server.options.keys.check(request.method(), request.uri().path(), request.headers()) {
-        Ok(caller) => {
+    let keys = &server.options.keys;
+    let checked = keys.check(request.method(), request.uri().path(), request.headers()).and_then(|caller| {
+        let begun = (*request.method() == Method::POST).then(|| keys.begin(request.headers()));
+        Ok((caller, begun.transpose()?.flatten()))
+    });
+    match checked {
+        Ok((caller, permit)) => {
             if let Some(record) = Record::current() {
                 record.set_caller(caller);
+                record.hold(permit);
             }
             request.extensions_mut().insert(caller);
             next.run(request).await
@@ -123,6 +200,23 @@ mod tests {
         assert!(check("/v1/models", &HeaderMap::new()).is_ok());
         assert!(check("/v1/models", &with("x-api-key", "on")).is_err());
         assert!(keys.check(&Method::OPTIONS, "/v1/x", &HeaderMap::new()).is_ok());
+    }
+
+    #[test]
+    fn a_key_may_do_what_its_limits_say() {
+        let limits = KeyLimits { running: Some(1), per_minute: Some(2) };
+        let keys = Keys::with_limits([("one", limits), ("other", KeyLimits::default())]);
+        let begin = |key| keys.begin(&with("x-api-key", key));
+        let first = begin("one").unwrap();
+        let refused = begin("one").unwrap_err();
+        assert_eq!((refused.status.as_u16(), refused.code), (429, Some("rate_limit_exceeded")));
+        drop(first);
+        begin("one").unwrap();
+        let refused = begin("one").unwrap_err();
+        assert!(refused.retry_after.is_some_and(|wait| wait > Duration::from_secs(20)), "{refused:?}");
+        assert!((0..9).all(|_| begin("other").unwrap().is_none()));
+        let later = Instant::now() + Duration::from_secs(31);
+        keys.uses[0].begin(later).unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
 //! common is [`Server`].
 
+mod about;
 pub(crate) mod answer;
 pub(crate) mod ask;
 pub mod backend;
@@ -17,6 +18,9 @@ pub mod engine_thread;
 pub(crate) mod error;
 pub mod failing;
 pub(crate) mod field;
+#[cfg(test)]
+mod fields_walk;
+pub(crate) mod form;
 mod health;
 pub mod history;
 pub mod hosts;
@@ -28,10 +32,12 @@ pub(crate) mod logprobs;
 pub mod long_work;
 pub(crate) mod lru_map;
 pub mod mailbox;
+mod messages;
 pub mod metrics;
 mod models;
 mod page;
 pub(crate) mod prompt;
+pub(crate) mod prompts;
 pub mod replay;
 pub mod replica;
 mod request_log;
@@ -49,7 +55,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::http::{HeaderValue, Method, Uri};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
@@ -148,7 +154,7 @@ impl Server {
     /// What the client is told, before any head is sent.
     pub(crate) fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
         let record = Record::current();
-        request.cache_salt = record.as_ref().map_or(0, |record| record.caller().0);
+        request.cache_salt ^= record.as_ref().map_or(0, |record| record.caller().0);
         let content = self.options.log_content.then(|| self.tokenizer.clone());
         if let (Some(tokenizer), Some(record)) = (&content, &record) {
             let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
@@ -261,8 +267,10 @@ pub fn fingerprint(digest: &[u8]) -> String {
 /// All endpoints, each with `/v1` and without.
 pub fn router(server: Arc<Server>) -> Router {
     let api = Router::new()
+        .merge(about::router())
         .merge(chat::router())
         .merge(completions::router())
+        .merge(messages::router())
         .merge(health::router())
         .merge(models::router())
         .merge(responses::router())
@@ -273,7 +281,8 @@ pub fn router(server: Arc<Server>) -> Router {
         .merge(page::router())
         .fallback(no_such_path)
         .method_not_allowed_fallback(no_such_method)
-        .layer(from_fn_with_state(server.clone(), keys::check));
+        .layer(from_fn_with_state(server.clone(), keys::check))
+        .layer(from_fn(messages::shape_errors));
     let all = match cors(&server.options.cors_origins) {
         Some(layer) => all.layer(layer),
         None => all,

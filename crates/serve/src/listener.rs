@@ -208,11 +208,41 @@ struct TimedStream {
     is_busy: Arc<AtomicBool>,
     head: Option<Pin<Box<Sleep>>>,
     write: Option<Pin<Box<Sleep>>>,
+    ids: Ids,
+    /// What is sent for an answer that came from below the router, and how much of it was.
+    instead: Option<(Vec<u8>, usize)>,
+}
+
+/// What is sent instead of an answer that is none of the router's: a head without a body, for what could not be read as
+/// a request. It gets the form that errors have, and an id.
+fn with_body(head: &[u8], id: &str) -> Option<Vec<u8>> {
+    let head = str::from_utf8(head).ok()?.strip_suffix("\r\n\r\n")?;
+    let status = head.strip_prefix("HTTP/1.1 ")?.lines().next()?;
+    let is_empty = head.lines().any(|line| line.eq_ignore_ascii_case("content-length: 0"));
+    let (code, what) = match status.get(..3)? {
+        "400" => ("invalid_request", "the request is no HTTP, or a header of it is none"),
+        "408" => ("request_timeout", "the head of the request took too long"),
+        "414" => ("uri_too_long", "the path of the request is too long"),
+        "431" => ("headers_too_large", "the headers of the request are too many, or too long"),
+        _ => return None,
+    };
+    if !is_empty {
+        return None;
+    }
+    let body = ApiError::bad_request(code, what).body().to_string();
+    let length = body.len();
+    Some(
+        format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{REQUEST_ID}: {id}\r\n\
+             connection: close\r\n\r\n{body}"
+        )
+        .into_bytes(),
+    )
 }
 
 impl TimedStream {
     fn new(stream: TcpStream, is_busy: Arc<AtomicBool>) -> Self {
-        Self { stream, is_busy, head: None, write: None }
+        Self { stream, is_busy, head: None, write: None, ids: Ids::default(), instead: None }
     }
 
     /// What a write gave, unless it is pending for too long.
@@ -253,6 +283,24 @@ impl AsyncRead for TimedStream {
 
 impl AsyncWrite for TimedStream {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        if self.instead.is_none() && bytes.starts_with(b"HTTP/1.1 4") {
+            self.instead = with_body(bytes, &self.ids.next("req_")).map(|instead| (instead, 0));
+        }
+        while let Some((instead, sent)) = self.instead.take() {
+            let written = Pin::new(&mut self.stream).poll_write(context, &instead[sent..]);
+            let written = self.written(context, written);
+            let n = match written {
+                Poll::Ready(Ok(n)) => n,
+                other => {
+                    self.instead = Some((instead, sent));
+                    return other;
+                }
+            };
+            if sent + n == instead.len() {
+                return Poll::Ready(Ok(bytes.len()));
+            }
+            self.instead = Some((instead, sent + n));
+        }
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.written(context, written)
     }
@@ -276,5 +324,26 @@ impl AsyncWrite for TimedStream {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_from_below_the_router_has_the_form_of_errors() {
+        let head = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+        let sent = String::from_utf8(with_body(head, "req_1").expect("it is none of the router's")).expect("text");
+        let (head, body) = sent.split_once("\r\n\r\n").expect("a head and a body");
+        assert!(head.starts_with("HTTP/1.1 431 ") && head.contains("x-request-id: req_1"), "{head}");
+        assert!(head.contains(&format!("content-length: {}", body.len())), "{head}");
+        let body: serde_json::Value = serde_json::from_str(body).expect("JSON");
+        assert_eq!(body["error"]["code"], "headers_too_large");
+        for other in
+            ["HTTP/1.1 400 Bad Request\r\ncontent-length: 2\r\n\r\n{}", "HTTP/1.1 404 x\r\ncontent-length: 0\r\n\r\n"]
+        {
+            assert_eq!(with_body(other.as_bytes(), "req_1"), None);
+        }
     }
 }

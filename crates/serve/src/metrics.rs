@@ -1,5 +1,7 @@
 //! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, and a few of our own.
 
+mod process;
+
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,9 @@ pub struct Metrics {
     decode: Histogram,
     request_prompt: Histogram,
     request_generation: Histogram,
+    inference: Histogram,
+    params_n: Histogram,
+    params_max_tokens: Histogram,
     iteration_tokens: Histogram,
     chunk_tokens: Histogram,
 }
@@ -138,6 +143,9 @@ impl Metrics {
             decode: latency(),
             request_prompt: tokens(),
             request_generation: tokens(),
+            inference: latency(),
+            params_n: Histogram::new([1.0, 2.0, 5.0, 10.0, 20.0]),
+            params_max_tokens: tokens(),
             iteration_tokens: tokens(),
             chunk_tokens: tokens(),
         }
@@ -151,13 +159,33 @@ impl Metrics {
         let mut text = String::new();
         let mut registry = self.registry(prefix, model);
         self.add_replicas(&mut Adding { registry: &mut registry, prefix }, replicas);
+        process::add(&mut registry);
         encode(&mut text, &registry).expect("a string takes all");
         text
     }
 
+    /// The same in Prometheus' own format, which older readers take: counters have their whole names, and no end is
+    /// marked.
+    pub(crate) fn plain(open_metrics: &str) -> String {
+        let mut plain = String::with_capacity(open_metrics.len());
+        let is_counter = |name: &str| open_metrics.contains(&format!("# TYPE {name} counter\n"));
+        for line in open_metrics.lines().filter(|line| *line != "# EOF" && !line.starts_with("# UNIT ")) {
+            let mut words = line.splitn(4, ' ');
+            match (words.next(), words.next(), words.next(), words.next()) {
+                (Some("#"), Some(what @ ("HELP" | "TYPE")), Some(name), rest) if is_counter(name) => {
+                    plain += &format!("# {what} {name}_total {}", rest.unwrap_or_default());
+                }
+                _ => plain += line,
+            }
+            plain.push('\n');
+        }
+        plain
+    }
+
     fn registry(&self, prefix: &str, model: &str) -> Registry {
-        let label = (Cow::Borrowed("model_name"), Cow::Owned(model.to_owned()));
-        let mut registry = Registry::with_labels([label].into_iter());
+        let model = (Cow::Borrowed("model_name"), Cow::Owned(model.to_owned()));
+        let engine = (Cow::Borrowed("engine"), Cow::Borrowed("0")); // as vLLM counts them: dashboards group by it
+        let mut registry = Registry::with_labels([model, engine].into_iter());
         let mut add = Adding { registry: &mut registry, prefix };
         add.one("num_requests_running", "Requests that have a slot", &self.running);
         add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
@@ -182,6 +210,9 @@ impl Metrics {
         add.one("request_queue_time_seconds", "From the request to its slot", &self.queue);
         add.one("request_prefill_time_seconds", "From the slot to the first token", &self.prefill);
         add.one("request_decode_time_seconds", "From the first token to the last", &self.decode);
+        add.one("request_inference_time_seconds", "From the slot to the last token", &self.inference);
+        add.one("request_params_n", "Answers that a request asks for", &self.params_n);
+        add.one("request_params_max_tokens", "Tokens at most that an answer may have", &self.params_max_tokens);
         add.one("request_prompt_tokens", "Tokens of a prompt", &self.request_prompt);
         add.one("request_generation_tokens", "Tokens of an answer", &self.request_generation);
         add.one("iteration_tokens_total", "Tokens that a step gave", &self.iteration_tokens);
@@ -246,10 +277,19 @@ impl Metrics {
         self.whole.observe(times.submitted.elapsed().as_secs_f64());
         self.request_prompt.observe(n_prompt as f64);
         self.request_generation.observe(times.n_tokens as f64);
+        if let Some(admitted) = times.admitted {
+            self.inference.observe(since(admitted, times.last_token));
+        }
         if let (Some(admitted), Some(first)) = (times.admitted, times.first_token) {
             self.prefill.observe(since(admitted, Some(first)));
             self.decode.observe(since(first, times.last_token));
         }
+    }
+
+    /// A request asks for so many answers, of so many tokens at most.
+    pub(super) fn asked(&self, n: usize, max_tokens: usize) {
+        self.params_n.observe(n as f64);
+        self.params_max_tokens.observe(max_tokens as f64);
     }
 
     pub(super) fn rejected(&self, reason: &'static str) {
@@ -315,19 +355,29 @@ mod tests {
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
         let text = metrics.text("vllm:", "m", &figures, &[]);
         for line in [
-            "vllm:num_requests_running{model_name=\"m\"} 3",
-            "vllm:num_requests_waiting{model_name=\"m\"} 2",
-            "vllm:kv_cache_usage_perc{model_name=\"m\"} 0.25",
-            "vllm:admission_rejections_total{model_name=\"m\",reason=\"overloaded\"} 1",
-            "vllm:admission_rejections_total{model_name=\"m\",reason=\"too_long\"} 0",
-            "vllm:http_responses_total{model_name=\"m\",status=\"200\"} 1",
-            "vllm:http_responses_total{model_name=\"m\",status=\"other\"} 1",
-            "vllm:http_responses_total{model_name=\"m\",status=\"499\"} 0",
-            "vllm:harmony_repairs_total{model_name=\"m\",kind=\"missing_start\"} 0",
-            "vllm:iteration_tokens_total_count{model_name=\"m\"} 0",
-            "vllm:generation_tokens_total{model_name=\"m\"} 0",
+            "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3",
+            "vllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2",
+            "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25",
+            "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"overloaded\"} 1",
+            "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"too_long\"} 0",
+            "vllm:http_responses_total{model_name=\"m\",engine=\"0\",status=\"200\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",engine=\"0\",status=\"other\"} 1",
+            "vllm:http_responses_total{model_name=\"m\",engine=\"0\",status=\"499\"} 0",
+            "vllm:harmony_repairs_total{model_name=\"m\",engine=\"0\",kind=\"missing_start\"} 0",
+            "vllm:iteration_tokens_total_count{model_name=\"m\",engine=\"0\"} 0",
+            "vllm:generation_tokens_total{model_name=\"m\",engine=\"0\"} 0",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+        }
+        let plain = Metrics::plain(&text);
+        assert!(text.ends_with("# EOF\n") && !plain.contains("EOF"));
+        for line in [
+            "# TYPE vllm:generation_tokens_total counter",
+            "# TYPE vllm:num_requests_running gauge",
+            "vllm:generation_tokens_total{model_name=\"m\",engine=\"0\"} 0",
+            "# TYPE process_cpu_seconds_total counter",
+        ] {
+            assert!(plain.lines().any(|found| found == line), "{line}\n{plain}");
         }
     }
 }

@@ -5,19 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use sha2::{Digest, Sha256};
+
 use super::Server;
 use super::answer::{Answer, Making};
 use super::ask::Ask;
 use super::choices::Choices;
 use super::conversation::{self, ConversationItem};
 use super::error::ApiError;
+use super::form::TextFormat;
 use super::keys::Caller;
 use super::long_work::LONG_TEXT_BYTES;
 use super::request_log::Record;
-use super::tools::TextFormat;
-use chat::ResponseFormat;
 use chat::chat_format::{ChatFormatError, Conversation, Prompt, Untaken};
-use chat::grammar::{AnswerFormat, GrammarError, Thoughts, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, GrammarError, Thoughts, TokenLimits, ToolChoice, Wanted};
+use chat::{ResponseFormat, Tool};
 use engine::scheduler::{Request, TokenMask};
 use hint::{Hint, chain};
 use model::tokenizer::limit::Limit;
@@ -42,10 +44,10 @@ pub(crate) fn build(
     is_wanted: &dyn Fn() -> bool,
 ) -> Result<Prompt, ApiError> {
     let format = match &ask.format {
-        TextFormat::Schema { name, description, schema, .. } => {
+        TextFormat::Schema { name, description, schema, is_told: true, .. } => {
             Some(ResponseFormat { name: name.clone(), description: description.clone(), schema: schema.clone() })
         }
-        TextFormat::Text | TextFormat::JsonObject => None,
+        _ => None,
     };
     let chat_format = &server.chat()?.format;
     let may_call = ask.tools.choice != ToolChoice::None;
@@ -61,6 +63,7 @@ pub(crate) fn build(
         may_call,
         format,
         turns: &turns,
+        goes_on: ask.goes_on_with_last,
         words: ask.template_words.clone(),
     };
     let context_tokens = server.backend.model().context_tokens;
@@ -81,6 +84,9 @@ fn told(error: &ChatFormatError, param: &str) -> ApiError {
         ChatFormatError::NotTaken { what: Untaken::Tools } => ApiError::unsupported_value("tools", error.to_string()),
         ChatFormatError::NotTaken { what: Untaken::Effort } => {
             ApiError::unsupported_value("reasoning_effort", error.to_string())
+        }
+        ChatFormatError::NotTaken { what: Untaken::BegunAnswer } => {
+            ApiError::unsupported_value("continue_final_message", error.to_string())
         }
         ChatFormatError::NotTaken { what: Untaken::Calls } => ApiError::unsupported_value(param, error.to_string()),
         error if error.is_machines() => {
@@ -107,18 +113,29 @@ pub(crate) async fn start(
     let facts = server.backend.model();
     let sampling = ask.sampling.sampling(server.ids.seed())?;
     let (tokenizer, tools, stop) = (server.tokenizer.clone(), ask.tools.clone(), ask.stop.clone());
-    let making = Arc::new(Making { tokenizer, tools, stop, one_call: ask.one_call });
-    let stop = if ask.goes_on() { Vec::new() } else { server.chat_stop_ids() };
+    let own_stops = server.chat_stop_ids();
+    let is_own = |id: &u32| own_stops.contains(id);
+    let stop_ids: Vec<u32> = ask.stop_token_ids.iter().copied().filter(|id| !is_own(id)).collect();
+    let mut stop_of_request = if ask.goes_on() { Vec::new() } else { own_stops };
+    stop_of_request.extend(&ask.stop_token_ids);
+    let making = Arc::new(Making { tokenizer, tools, stop, one_call: ask.one_call, stop_ids });
     let chat_format = &server.chat()?.format;
+    let limits = limits(server, ask)?;
+    server.metrics.asked(n, ask.max_tokens.unwrap_or(facts.context_tokens));
+    if ask.goes_on_with_last && ask.format != TextFormat::Text {
+        let why = "an answer of a form cannot go on with one that is begun";
+        return Err(ApiError::unsupported_value("continue_final_message", why));
+    }
     let mut masks = masks(server, ask, prompt.begun.thoughts(), n).await?;
     let mut choices = Vec::with_capacity(n);
     for i in 0..n {
         let mut sampling = sampling;
         sampling.seed = sampling.seed.wrapping_add(i as u64);
         let max_new_tokens = ask.max_tokens.unwrap_or(facts.context_tokens);
-        let mut request = Request::new(prompt.ids.clone(), max_new_tokens, stop.clone(), sampling);
+        let mut request = Request::new(prompt.ids.clone(), max_new_tokens, stop_of_request.clone(), sampling);
         request.changes = ask.sampling.changes(facts.vocab_size)?;
-        request.changes.mask = masks.pop().flatten();
+        request.changes.mask = limited(masks.pop().flatten(), &limits);
+        request.cache_salt = salt(ask);
         request.n_logprobs = ask.n_logprobs;
         let parser = chat_format.answer(prompt.begun.clone(), ask.goes_on());
         let answer = Answer::new(parser, Arc::clone(&making), server.ids.next("call_"));
@@ -129,9 +146,40 @@ pub(crate) async fn start(
     Ok(Choices::new(Arc::clone(server), caller.0, prompt.ids.len(), choices))
 }
 
+/// What may not come whatever the form.
+///
+/// # Errors
+/// An id that is none, a word that the tokenizer does not take.
+pub(crate) fn limits(server: &Server, ask: &Ask) -> Result<TokenLimits, ApiError> {
+    let vocab_size = server.backend.model().vocab_size;
+    let is_none = |id: &&u32| **id as usize >= vocab_size;
+    for (name, ids) in [("allowed_token_ids", &ask.allowed_token_ids), ("stop_token_ids", &ask.stop_token_ids)] {
+        if let Some(id) = ids.iter().find(is_none) {
+            let message = format!("`{id}` in `{name}` is no token id: they are below {vocab_size}");
+            return Err(ApiError::invalid(name, message));
+        }
+    }
+    let mut limits = TokenLimits { vocab_size, allowed: ask.allowed_token_ids.clone(), bad: Vec::new() };
+    for word in &ask.bad_words {
+        limits.forbid(word, &server.tokenizer).map_err(|error| super::told(&error, "bad_words"))?;
+    }
+    Ok(limits)
+}
+
+/// A mask, and what may not come besides.
+pub(crate) fn limited(mask: Option<Box<dyn TokenMask>>, limits: &TokenLimits) -> Option<Box<dyn TokenMask>> {
+    if limits.is_empty() { mask } else { Some(limits.clone().mask(mask)) }
+}
+
+/// The number of a request's salt, 0 without one.
+pub(crate) fn salt(ask: &Ask) -> u64 {
+    let digest = |salt: &String| Sha256::digest(salt.as_bytes()).first_chunk().copied().map_or(0, u64::from_le_bytes);
+    ask.cache_salt.as_ref().map_or(0, digest)
+}
+
 /// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
 /// was asked for. None where `ignore_eos` lets the model write on and no form is asked for.
-async fn masks(
+pub(crate) async fn masks(
     server: &Arc<Server>,
     ask: &Ask,
     thoughts: Thoughts,
@@ -145,10 +193,55 @@ async fn masks(
         TextFormat::Text => None,
         TextFormat::JsonObject => Some(AnswerFormat::JsonObject),
         TextFormat::Schema { schema, .. } => Some(AnswerFormat::Schema(schema.clone())),
+        TextFormat::Written { text, .. } => Some(AnswerFormat::Text(text.clone())),
     };
-    let (tools, choice) = (ask.tools.callable(), ask.tools.choice.clone());
+    let (tools, choice) = (ask.tools.enforced(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();
-    let wanted = Arc::new(Wanted { tools, choice, format, thoughts });
+    let wanted = Wanted { tools, choice, format, thoughts };
+    let all = (0..MAX_LOOSENED).map(|_| ());
+    let mut wanted = wanted;
+    for () in all {
+        match of_wanted(server, &wanted, is_bound, n).await? {
+            Ok(masks) => return Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
+            // Nobody insists on some of the schemas.
+            Err(error) if loosen(&mut wanted, &ask.tools.callable(), &error) => {
+                tracing::debug!("a schema is not enforced: {error}");
+            }
+            Err(error) if is_bound => return Err(refusal(ask, &error)),
+            Err(error) => {
+                tracing::warn!("headers are not masked: {error}");
+                return Ok((0..n).map(|_| None).collect());
+            }
+        }
+    }
+    Err(ApiError::internal("the schemas of tools could not be tried"))
+}
+
+/// Schemas of tools that are given up one by one; then all are that may be.
+const MAX_LOOSENED: usize = 6;
+
+/// Gives up what a client does not insist on and what keeps a grammar from being made; whether that is anything.
+/// `insisted` are the tools as the client has them.
+fn loosen(wanted: &mut Wanted, insisted: &[Tool], error: &GrammarError) -> bool {
+    let own = |tool: &Tool| insisted.iter().any(|own| own.name == tool.name && own.strict);
+    let mut loose = wanted.tools.iter_mut().filter(|tool| tool.strict && !own(tool));
+    match error {
+        GrammarError::Tool { name, .. } if insisted.len() < MAX_LOOSENED - 1 => {
+            loose.find(|tool| tool.name == *name).map(|tool| tool.strict = false).is_some()
+        }
+        _ => loose.map(|tool| tool.strict = false).count() > 0,
+    }
+}
+
+/// Masks of what is wanted, or why there are none.
+async fn of_wanted(
+    server: &Arc<Server>,
+    wanted: &Wanted,
+    is_bound: bool,
+    n: usize,
+) -> Result<Result<Vec<Box<dyn TokenMask>>, GrammarError>, ApiError> {
+    let chat = server.chat()?;
+    let wanted = Arc::new(wanted.clone());
     let grammars = Arc::clone(&chat.grammars);
     let is_compiled = {
         let (grammars, wanted) = (Arc::clone(&grammars), Arc::clone(&wanted));
@@ -166,14 +259,7 @@ async fn masks(
         None => server.long_work.run(true, move |_| compile()).await?,
     };
     server.metrics.grammar_cache_hits.inner().store(chat.grammars.counts().hits, Ordering::Relaxed);
-    match masks {
-        Ok(masks) => Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
-        Err(error) if is_bound => Err(refusal(ask, &error)),
-        Err(error) => {
-            tracing::warn!("headers are not masked: {error}");
-            Ok((0..n).map(|_| None).collect())
-        }
-    }
+    Ok(masks)
 }
 
 /// A mask whose time is measured.
@@ -230,7 +316,9 @@ fn refusal(ask: &Ask, error: &GrammarError) -> ApiError {
     let told = ApiError::bad_request("invalid_json_schema", format!("{error}{hint}"));
     let place = match (error, &ask.format) {
         (GrammarError::Tool { name, .. } | GrammarError::Text { name, .. }, _) => ask.tools.place(name),
-        (GrammarError::Format { .. }, TextFormat::Schema { place, .. }) => Some(place.as_str()),
+        (GrammarError::Format { .. }, TextFormat::Schema { place, .. } | TextFormat::Written { place, .. }) => {
+            Some(place.as_str())
+        }
         _ => None,
     };
     match place {

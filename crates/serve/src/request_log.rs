@@ -58,6 +58,8 @@ struct RequestFacts {
     body_bytes: usize,
     /// The room that a long body has, until it is a prompt.
     body: Option<OwnedSemaphorePermit>,
+    /// The place among the requests of its key, if these are counted.
+    place: Option<OwnedSemaphorePermit>,
 }
 
 impl Record {
@@ -72,6 +74,11 @@ impl Record {
 
     pub(crate) fn set_caller(&self, caller: Caller) {
         self.known().caller = caller;
+    }
+
+    /// Holds its place among the requests of its key until it ends.
+    pub(crate) fn hold(&self, place: Option<OwnedSemaphorePermit>) {
+        self.known().place = place;
     }
 
     /// Its body was read, and has room for so long as it is not a prompt.

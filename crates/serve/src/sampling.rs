@@ -26,7 +26,12 @@ impl SamplingFields {
             let Some(field) = body.get(name) else { continue };
             match wish {
                 Wish::Number(value, _) => *value = Some(field.number(f64::MIN..=f64::MAX)? as f32),
-                Wish::Count(value) | Wish::Bits(value) => *value = Some(field.integer(i64::MIN..=i64::MAX)?),
+                Wish::Count(value) => *value = Some(field.integer(i64::MIN..=i64::MAX)?),
+                Wish::Bits(value) => {
+                    // A number of 64 bits with a sign, or without one.
+                    let unsigned = field.value().as_u64().map(u64::cast_signed);
+                    *value = Some(unsigned.map_or_else(|| field.integer(i64::MIN..=i64::MAX), Ok)?);
+                }
             }
         }
         let bias = body.get("logit_bias").map(|bias| bias.object().map(|bias| bias.value().as_object().cloned()));
@@ -95,10 +100,10 @@ mod tests {
 
     #[test]
     fn no_share_at_all_still_holds_the_most_probable_token() {
-        let wishes = SamplingWishes { top_p: Some(0.0), top_k: Some(-1), seed: Some(-1), ..SamplingWishes::default() };
+        let wishes = SamplingWishes { top_p: Some(0.0), top_k: Some(-1), seed: Some(-2), ..SamplingWishes::default() };
         let sampling = SamplingFields { wishes, logit_bias: None }.sampling(7).unwrap();
         assert!(sampling.top_p > 0.0 && sampling.top_p < 1e-30);
-        assert_eq!((sampling.top_k, sampling.seed), (0, u64::MAX));
+        assert_eq!((sampling.top_k, sampling.seed), (0, u64::MAX - 1));
     }
 
     #[test]

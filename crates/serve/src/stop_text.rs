@@ -1,9 +1,5 @@
 //! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
 
-use std::fmt;
-
-use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Visitor};
-
 use super::error::ApiError;
 
 /// Most stop strings of a request.
@@ -15,7 +11,8 @@ pub(crate) struct StopText {
     stops: Vec<String>,
     /// Not told yet: it could be the beginning of a stop.
     held: String,
-    is_over: bool,
+    /// The stop that was found.
+    found: Option<String>,
 }
 
 impl StopText {
@@ -38,7 +35,7 @@ impl StopText {
 
     /// Takes more text and gives what of it, and of what was held back, is to be told.
     pub(crate) fn push(&mut self, text: &str) -> String {
-        if self.is_over {
+        if self.is_over() {
             return String::new();
         }
         if self.stops.is_empty() {
@@ -47,10 +44,10 @@ impl StopText {
         // By characters, so that it does not matter how the text is cut: the stop that is whole first counts.
         for character in text.chars() {
             self.held.push(character);
-            let found = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str())).map(String::len).max();
-            if let Some(len) = found {
-                self.is_over = true;
-                self.held.truncate(self.held.len() - len);
+            let ends = self.stops.iter().filter(|stop| self.held.ends_with(stop.as_str()));
+            if let Some(stop) = ends.max_by_key(|stop| stop.len()).cloned() {
+                self.held.truncate(self.held.len() - stop.len());
+                self.found = Some(stop);
                 return std::mem::take(&mut self.held);
             }
         }
@@ -61,7 +58,12 @@ impl StopText {
 
     /// Whether a stop was found: the rest is not told.
     pub(crate) fn is_over(&self) -> bool {
-        self.is_over
+        self.found.is_some()
+    }
+
+    /// The stop that was found.
+    pub(crate) fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Ends the text: what was held back began no stop.
@@ -71,39 +73,6 @@ impl StopText {
 
     fn could_begin(&self, text: &str) -> bool {
         self.stops.iter().any(|stop| stop.starts_with(text))
-    }
-}
-
-/// The stop strings of a request: one, or a list.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Stops(pub Vec<String>);
-
-impl<'de> Deserialize<'de> for Stops {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-        impl<'de> Visitor<'de> for OneOrSeveral {
-            type Value = Stops;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string or a list of them")
-            }
-
-            fn visit_str<E: Error>(self, text: &str) -> Result<Stops, E> {
-                Ok(Stops(vec![text.to_owned()]))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Stops, A::Error> {
-                let mut stops = Vec::new();
-                while let Some(stop) = list.next_element()? {
-                    stops.push(stop);
-                    if stops.len() > MAX_STOPS {
-                        return Err(Error::custom(format!("more than {MAX_STOPS} strings")));
-                    }
-                }
-                Ok(Stops(stops))
-            }
-        }
-        from.deserialize_any(OneOrSeveral)
     }
 }
 

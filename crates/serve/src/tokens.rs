@@ -1,34 +1,51 @@
-//! `POST /tokenize` and `/detokenize`, in llama.cpp's shapes.
+//! `POST /tokenize` and `/detokenize`, in llama.cpp's shapes and in vLLM's.
 
 use std::sync::Arc;
 
 use axum::extract::State;
 use axum::routing::post;
-use axum::{Json as Answer, Router};
-use serde::Deserialize;
+use axum::{Extension, Json as Answer, Router};
 use serde_json::{Value, json};
 
 use super::Server;
-use super::body::{FromBody, Json};
+use super::body::{Json, PromptBody};
+use super::chat::prompt_of;
 use super::error::ApiError;
+use super::field::Field;
+use super::keys::Caller;
+use super::prompts::{Prompt, Prompts};
 
 pub(super) fn router() -> Router<Arc<Server>> {
     Router::new().route("/tokenize", post(tokenize)).route("/detokenize", post(detokenize))
 }
 
-#[derive(Deserialize)]
-struct Tokenize {
-    content: String,
-    parse_special: Option<bool>,
-    with_pieces: Option<bool>,
-}
-
-impl FromBody for Tokenize {}
-
 /// Names of special tokens are these tokens, unless `parse_special` is false.
-async fn tokenize(State(server): State<Arc<Server>>, Json(asked): Json<Tokenize>) -> Result<Answer<Value>, ApiError> {
-    let ids = server.encode(asked.content, asked.parse_special.unwrap_or(true), "content").await?;
-    if !asked.with_pieces.unwrap_or(false) {
+///
+/// With `prompt` or `messages` it is vLLM's: the tokens of a text, or of a chat's prompt, and how many they are.
+async fn tokenize(
+    State(server): State<Arc<Server>>,
+    Extension(caller): Extension<Caller>,
+    Json(body): Json<Value>,
+) -> Result<Answer<Value>, ApiError> {
+    let asked = Field::body(&body)?;
+    if asked.get("messages").is_some() || asked.get("prompt").is_some() {
+        let ids = match asked.get("prompt") {
+            Some(prompt) => server.encode(prompt.text()?.to_owned(), true, "prompt").await?,
+            None => prompt_of(&server, caller, &body).await?.1,
+        };
+        let wants_texts = asked.get("return_token_strs").map_or(Ok(false), |field| field.flag())?;
+        let texts = ids.iter().map(|&id| piece(&server, id)).collect::<Result<Vec<Value>, _>>()?;
+        return Ok(Answer(json!({
+            "count": ids.len(),
+            "max_model_len": server.backend.model().context_tokens,
+            "tokens": ids,
+            "token_strs": wants_texts.then_some(texts),
+        })));
+    }
+    let flag = |name, absent| asked.get(name).map_or(Ok(absent), |field| field.flag());
+    let (parse_special, with_pieces) = (flag("parse_special", true)?, flag("with_pieces", false)?);
+    let ids = server.encode(asked.need("content")?.text()?.to_owned(), parse_special, "content").await?;
+    if !with_pieces {
         return Ok(Answer(json!({ "tokens": ids })));
     }
     let pieces = ids.iter().map(|&id| Ok(json!({ "id": id, "piece": piece(&server, id)? })));
@@ -41,22 +58,19 @@ fn piece(server: &Server, id: u32) -> Result<Value, ApiError> {
     Ok(str::from_utf8(bytes).map_or_else(|_| json!(bytes), |text| json!(text)))
 }
 
-#[derive(Deserialize)]
-struct Detokenize {
-    tokens: Vec<u32>,
-}
-
-impl FromBody for Detokenize {
-    const NUMBER_BYTES: usize = 2 * size_of::<u32>(); // in a list that may be half empty
-}
-
 async fn detokenize(
     State(server): State<Arc<Server>>,
-    Json(asked): Json<Detokenize>,
+    Json(body): Json<PromptBody>,
 ) -> Result<Answer<Value>, ApiError> {
-    let bytes = server.tokenizer.text_of(&asked.tokens);
+    let Prompts(tokens) = body.tokens.ok_or_else(|| ApiError::missing("tokens"))?;
+    let [Prompt::Ids(tokens)] = tokens.as_slice() else {
+        return Err(ApiError::invalid("tokens", "`tokens` should be a list of token ids"));
+    };
+    let bytes = server.tokenizer.text_of(tokens);
     let bytes = bytes.map_err(|error| ApiError::invalid("tokens", error.to_string()))?;
-    Ok(Answer(json!({ "content": String::from_utf8_lossy(&bytes) })))
+    // llama.cpp's name of it, and vLLM's.
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(Answer(json!({ "content": text, "prompt": text })))
 }
 
 /// What `/apply-template` answers for the prompt of a chat: its text, special tokens spelled, and the ids that would

@@ -1,10 +1,8 @@
-//! Tools, which of them may be called, and the format of an answer, as both chat APIs ask for them: the one nests what
-//! the other has flat (`function: {name}` and `name`), and both are taken in both.
+//! Tools, and which of them may be called, as both chat APIs ask for them: the one nests what the other has flat
+//! (`function: {name}` and `name`), and both are taken in both.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
-
-use serde_json::Value;
 
 use super::error::ApiError;
 use super::field::Field;
@@ -34,6 +32,8 @@ pub(crate) struct Tools {
     /// The names of those that may be called, if not all may.
     pub(crate) allowed: Option<Vec<String>>,
     functions: HashMap<String, Function>,
+    /// Tools whose schemas hold if they can, though the client does not insist.
+    bound: HashSet<String>,
     /// Where in the request each one's schema or grammar stands.
     places: Vec<String>,
 }
@@ -46,25 +46,10 @@ impl Default for Tools {
             choice: ToolChoice::None,
             allowed: None,
             functions: HashMap::new(),
+            bound: HashSet::new(),
             places: Vec::new(),
         }
     }
-}
-
-/// What an answer's text is to be.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum TextFormat {
-    Text,
-    JsonObject,
-    /// JSON after a schema.
-    Schema {
-        /// What the schema is called.
-        name: String,
-        description: Option<String>,
-        schema: Value,
-        /// Where in the request it stands.
-        place: String,
-    },
 }
 
 impl Tools {
@@ -110,6 +95,17 @@ impl Tools {
         self.offered.iter().filter(may).cloned().collect()
     }
 
+    /// The same, and those strict whose schemas hold if they can: where one must be called, and where the API says so.
+    pub(crate) fn enforced(&self) -> Vec<Tool> {
+        let must_call = matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_));
+        let mut tools = self.callable();
+        for tool in &mut tools {
+            let binds = tool.parameters.is_some() && (must_call || self.bound.contains(&tool.name));
+            tool.strict |= binds;
+        }
+        tools
+    }
+
     /// Where in the request the schema or grammar of a tool stands.
     pub(crate) fn place(&self, name: &str) -> Option<&str> {
         let index = self.offered.iter().position(|tool| tool.name == name)?;
@@ -118,12 +114,12 @@ impl Tools {
 
     fn read_tool(&mut self, tool: &Field, hosted: Hosted) -> Result<(), ApiError> {
         match (tool.need("type")?.text()?, hosted) {
-            ("function", _) => self.read_function(tool, None),
+            ("function", _) => self.read_function(tool, None, hosted),
             ("namespace", Hosted::LeftOut) => {
                 let namespace = tool.need("name")?.text()?;
                 for function in tool.need("tools")?.list()? {
                     match function.need("type")?.one_of(&[("function", false), ("custom", true)])? {
-                        false => self.read_function(&function, Some(namespace))?,
+                        false => self.read_function(&function, Some(namespace), hosted)?,
                         true => self.read_custom(&function, Some(namespace))?,
                     }
                 }
@@ -133,26 +129,29 @@ impl Tools {
             ("custom", Hosted::Refused) => {
                 Err(tool.need("type")?.unsupported("tools whose input is plain text are those of `/v1/responses`"))
             }
-            (kind, Hosted::LeftOut) => {
-                warn_once(kind);
-                Ok(())
+            (kind, Hosted::LeftOut) if warn_once(kind) => Ok(()),
+            (_, Hosted::LeftOut) => {
+                Err(tool.need("type")?.wrong("`function`, `custom`, `namespace`, or one of OpenAI's own"))
             }
             (_, Hosted::Refused) => tool.need("type")?.one_of(&[("function", ())]),
         }
     }
 
-    fn read_function(&mut self, tool: &Field, namespace: Option<&str>) -> Result<(), ApiError> {
+    /// Responses are strict unless they say otherwise, as far as that can be.
+    fn read_function(&mut self, tool: &Field, namespace: Option<&str>, hosted: Hosted) -> Result<(), ApiError> {
         let function = tool.get("function").unwrap_or_else(|| tool.clone());
         let parameters = function.get("parameters");
         if let Some(parameters) = &parameters {
             parameters.object()?;
         }
-        let strict = function.get("strict").is_some_and(|strict| strict.value() == &Value::Bool(true));
+        let strict = function.get("strict").map(|strict| strict.flag()).transpose()?;
+        let (is_usual, strict) = (strict.is_none() && hosted == Hosted::LeftOut, strict.unwrap_or(false));
         let offered = Tool {
             parameters: parameters.map(|schema| schema.value().clone()),
             strict,
             ..self.named_tool(&function, namespace, false)?
         };
+        self.bound.extend(is_usual.then(|| offered.name.clone()));
         self.offer(offered, format!("{}.parameters", function.path()));
         Ok(())
     }
@@ -186,10 +185,7 @@ impl Tools {
     /// What all tools have: a name that no other has, and a description.
     fn named_tool(&mut self, tool: &Field, namespace: Option<&str>, is_custom: bool) -> Result<Tool, ApiError> {
         let name = tool.need("name")?;
-        let own_name = name.text()?;
-        if !is_tool_name(own_name) {
-            return Err(name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`"));
-        }
+        let own_name = checked_name(&name)?;
         let name_in_prompt = Self::name_in_prompt(own_name, namespace);
         let client_knows = Function { name: own_name.to_owned(), namespace: namespace.map(str::to_owned), is_custom };
         if self.functions.insert(name_in_prompt.clone(), client_knows).is_some() {
@@ -256,6 +252,16 @@ impl Tools {
     }
 }
 
+/// A name that a header can carry, of a tool or of a call.
+///
+/// # Errors
+/// It is none.
+pub(crate) fn checked_name<'a>(name: &Field<'a>) -> Result<&'a str, ApiError> {
+    let text = name.text()?;
+    let wrong = || name.wrong("a name of at most 256 bytes, without white space and any of `<{[\"`");
+    is_tool_name(text).then_some(text).ok_or_else(wrong)
+}
+
 /// What becomes of tools that are no functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Hosted {
@@ -265,9 +271,10 @@ pub(crate) enum Hosted {
 }
 
 /// Tools that OpenAI's own servers have.
-const HOSTED: [&str; 11] = [
+const HOSTED: [&str; 12] = [
     "apply_patch",
     "code_interpreter",
+    "computer",
     "computer_use_preview",
     "file_search",
     "image_generation",
@@ -279,53 +286,24 @@ const HOSTED: [&str; 11] = [
     "web_search_preview",
 ];
 
-/// Warns once for each of them, and once for all others, whose types are the client's words.
-fn warn_once(kind: &str) {
-    static WARNED: Mutex<Vec<Option<&str>>> = Mutex::new(Vec::new());
-    let known = HOSTED.into_iter().find(|known| *known == kind);
+/// Whether a type is one of them, of any date (`web_search_2025_08_26`). Warns once for each.
+fn warn_once(kind: &str) -> bool {
+    static WARNED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let is_dated = |known: &&str| {
+        kind.strip_prefix(known).is_some_and(|rest| rest.bytes().all(|byte| byte == b'_' || byte.is_ascii_digit()))
+    };
+    let Some(known) = HOSTED.into_iter().find(is_dated) else { return false };
     let mut warned = WARNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !warned.contains(&known) {
-        match known {
-            Some(known) => tracing::warn!("tools of type `{known}` are left out: this server has none of its own"),
-            None => tracing::warn!("tools of unknown types are left out"),
-        }
+        tracing::warn!("tools of type `{known}` are left out: this server has none of its own");
         warned.push(known);
     }
-}
-
-impl TextFormat {
-    /// Reads `response_format` or `text.format`.
-    ///
-    /// # Errors
-    /// A type that is none of the three, or a schema that is no object.
-    pub(crate) fn read(format: Option<Field>) -> Result<Self, ApiError> {
-        let Some(format) = format else { return Ok(Self::Text) };
-        let is_schema = format.need("type")?.one_of(&[
-            ("text", None),
-            ("json_object", Some(false)),
-            ("json_schema", Some(true)),
-        ])?;
-        Ok(match is_schema {
-            None => Self::Text,
-            Some(false) => Self::JsonObject,
-            Some(true) => {
-                let named = format.get("json_schema").unwrap_or_else(|| format.clone());
-                let schema = named.need("schema")?;
-                schema.object()?;
-                Self::Schema {
-                    name: named.need("name")?.text()?.to_owned(),
-                    description: named.get("description").map(|text| text.text()).transpose()?.map(str::to_owned),
-                    schema: schema.value().clone(),
-                    place: schema.path().to_owned(),
-                }
-            }
-        })
-    }
+    true
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

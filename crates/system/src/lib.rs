@@ -3,7 +3,9 @@
 //! numbers with units.
 
 pub mod bounded_process;
+pub mod foreign_text;
 pub mod git_lfs;
+pub mod home;
 pub mod json_entries;
 pub mod launcher;
 pub mod lock_file;

@@ -95,8 +95,9 @@ fn prompt(
     tools: &[Tool],
     thinking: Thinking,
 ) -> Result<Vec<u32>, ChatFormatError> {
+    let (may_call, goes_on, words) = (false, false, Map::new());
     let conversation =
-        Conversation { current_date: None, thinking, tools, may_call: false, format: None, turns, words: Map::new() };
+        Conversation { current_date: None, thinking, tools, may_call, format: None, turns, goes_on, words };
     format.prompt(&conversation, &Limit::NONE).map(|prompt| prompt.ids)
 }
 
@@ -175,6 +176,7 @@ fn a_prompt_written_out_by_hand() {
                 may_call: false,
                 format: None,
                 turns: &turns,
+                goes_on: false,
                 words: Map::new()
             },
             &Limit { max_tokens: 5, is_wanted: &|| true }

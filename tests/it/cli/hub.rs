@@ -99,7 +99,9 @@ fn a_path_that_is_there_goes_before_an_id() {
     fs::create_dir(here.path().join(ID)).expect("made");
     assert!(inspect(here.path()).fails(1).contains("could not read checkpoint `openai/gpt-oss-20b`"));
     // What cannot be an id is a path that is not there.
-    for path in ["openai/model.bin", "./openai/gpt", "a/b/c", "gpt-oss-20b"] {
+    let bare = run(&[("HF_HUB_CACHE", cache.folder.path())], &["inspect", "gpt-oss-20b"]).fails_with_hint(1);
+    assert!(bare.contains("give the owner too, as in `openai/gpt-oss-20b`"), "{bare}");
+    for path in ["openai/model.bin", "./openai/gpt", "a/b/c", "gpt-oss"] {
         let stderr = run(&[("HF_HUB_CACHE", cache.folder.path())], &["inspect", path]).fails_with_hint(1);
         assert!(stderr.contains(&format!("could not read checkpoint `{path}`")), "{stderr}");
     }

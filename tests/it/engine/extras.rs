@@ -134,6 +134,7 @@ pub struct Ask {
     sampling: Sampling,
     bias: Vec<(u32, f32)>,
     penalties: [f32; 2],
+    repetition: f32,
     alternates: Option<usize>,
     n_logprobs: Option<usize>,
     n_prompt_logprobs: Option<usize>,
@@ -146,15 +147,16 @@ const N_NEW: usize = 12;
 impl Ask {
     fn plain(first: u32, sampling: Sampling) -> Self {
         let prompt = vec![first, first + 7, first + 3];
-        let (bias, penalties, alternates) = (vec![], [0.0; 2], None);
+        let (bias, penalties, repetition, alternates) = (vec![], [0.0; 2], 1.0, None);
         let (n_logprobs, n_prompt_logprobs, n_new) = (None, None, N_NEW);
-        Self { prompt, sampling, bias, penalties, alternates, n_logprobs, n_prompt_logprobs, n_new }
+        Self { prompt, sampling, bias, penalties, repetition, alternates, n_logprobs, n_prompt_logprobs, n_new }
     }
 
     pub fn request(&self, vocab_size: usize) -> Request {
         let [frequency_penalty, presence_penalty] = self.penalties;
         let mask = self.alternates.map(|n| Box::new(Alternating::new(vocab_size, n)) as Box<dyn TokenMask>);
-        let changes = LogitChanges { bias: self.bias.clone(), frequency_penalty, presence_penalty, mask };
+        let (bias, repetition_penalty) = (self.bias.clone(), self.repetition);
+        let changes = LogitChanges { bias, repetition_penalty, frequency_penalty, presence_penalty, mask };
         let request = Request::new(self.prompt.clone(), self.n_new, vec![], self.sampling);
         let prompt_logprobs = self.n_prompt_logprobs.map(|n_top| PromptLogprobs { n_top, n_told: 0 });
         Request { changes, n_logprobs: self.n_logprobs, prompt_logprobs, ..request }
@@ -163,6 +165,12 @@ impl Ask {
     /// The logits after these tokens were generated, as they should be changed.
     fn changed(&self, logits: &[f32], generated: &[u32]) -> Vec<f64> {
         let mut changed: Vec<f64> = logits.iter().map(|&logit| logit.into()).collect();
+        for (id, logit) in changed.iter_mut().enumerate() {
+            if self.prompt.iter().chain(generated).any(|&token| token as usize == id) {
+                let penalty = f64::from(self.repetition);
+                *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
+            }
+        }
         for &(id, bias) in &self.bias {
             changed[id as usize] += f64::from(bias);
         }

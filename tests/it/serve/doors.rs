@@ -333,7 +333,7 @@ fn what_a_client_writes_is_not_in_the_log() {
     let server = script.start(&[]);
     let secret = "secret".repeat(500);
     for (path, body) in [
-        (RESPONSES, json!({"input": "hi", "tools": [{"type": secret}, {"type": "secret"}, {"type": "web_search"}]})),
+        (RESPONSES, json!({"input": "hi", "tools": [{"type": "web_search"}, {"type": secret}]})),
         (CHAT, json!({"model": secret, "messages": []})),
         (COMPLETIONS, json!({"prompt": {"secret": secret}, "secret": 1})),
         (

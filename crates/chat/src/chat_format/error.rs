@@ -48,6 +48,8 @@ pub enum Untaken {
     /// Calls of tools and what they came to.
     Calls,
     Effort,
+    /// An answer that the model is to go on with.
+    BegunAnswer,
 }
 
 impl std::fmt::Display for Untaken {
@@ -56,6 +58,7 @@ impl std::fmt::Display for Untaken {
             Self::Tools => "tools",
             Self::Calls => "calls of tools, nor their results",
             Self::Effort => "a reasoning effort",
+            Self::BegunAnswer => "answers that are begun",
         })
     }
 }
@@ -94,7 +97,7 @@ impl Hint for ChatFormatError {
                 Some("this model was not trained on chats: give it plain text".into())
             }
             Self::NotTaken { what: Untaken::Tools | Untaken::Calls } => Some("leave the tools out".into()),
-            Self::NotTaken { what: Untaken::Effort } => Some("leave it out".into()),
+            Self::NotTaken { what: Untaken::Effort | Untaken::BegunAnswer } => Some("leave it out".into()),
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::chat_template::ChatTemplate;
 use crate::grammar::{Layout, Thoughts};
 use crate::harmony::parser::Repair;
 use crate::harmony::{Harmony, HarmonyError};
-use crate::{AssistantMessage, Reasoning, ResponseFormat, Tool, Turn};
+use crate::{AssistantMessage, MessagePart, Reasoning, ResponseFormat, Tool, Turn};
 use model::family::Family;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
@@ -69,8 +69,24 @@ pub struct Conversation<'a> {
     pub format: Option<ResponseFormat>,
     /// What is said, in order.
     pub turns: &'a [Turn],
+    /// The last of it is an answer of the assistant, with which the model goes on.
+    pub goes_on: bool,
     /// What a template is told besides, by name: others' words.
     pub words: Map<String, Value>,
+}
+
+impl<'a> Conversation<'a> {
+    /// The answer that the model goes on with, if it does with one, and what is said before.
+    fn begun_answer(&self) -> (Option<&'a str>, &'a [Turn]) {
+        match self.turns.split_last() {
+            Some((Turn::Assistant(AssistantMessage { part: MessagePart::Content { text, .. }, .. }), before))
+                if self.goes_on =>
+            {
+                (Some(text), before)
+            }
+            _ => (None, self.turns),
+        }
+    }
 }
 
 /// How long the model is to think.

@@ -12,6 +12,7 @@ use model::checkpoint::gguf::model::GgufTokenizer;
 use model::checkpoint::gguf::value::Value as GgufValue;
 use model::checkpoint::{Checkpoint, CheckpointError, TokenizerSource};
 use model::tokenizer::Tokenizer;
+use system::foreign_text::without_mark;
 
 /// Special tokens with a meaning that all models share.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -229,7 +230,7 @@ fn json(path: &Path) -> Result<Option<Value>, SpecialsError> {
     match mapped_file::read(path, MAX_FILE_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(read(error)),
-        Ok(bytes) => serde_json::from_slice(&bytes)
+        Ok(bytes) => serde_json::from_slice(without_mark(&bytes))
             .map(Some)
             .map_err(|source| SpecialsError::Json { path: path.to_owned(), source }),
     }

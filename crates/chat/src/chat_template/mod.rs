@@ -9,6 +9,7 @@
 
 mod json;
 mod moment;
+mod percent;
 mod render;
 mod whose;
 
@@ -92,6 +93,9 @@ pub(crate) struct Given {
     /// The same, of others.
     #[serde(default)]
     pub(crate) words_of_others: Map<String, Value>,
+    /// The prompt ends in the last message, which goes on.
+    #[serde(default)]
+    pub(crate) is_continued: bool,
 }
 
 /// A template that could be compiled.
@@ -245,8 +249,9 @@ fn prompt(
     let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
     let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
     let whose = Whose::new(&text, masked, template, &given.messages);
+    let end = if given.is_continued { end_of_last(&text, given)? } else { text.len() };
     let mut unclear = None;
-    let ids = tokenizer.encode_with_specials_where(text.as_bytes(), |offset, len| {
+    let ids = tokenizer.encode_with_specials_where(&text.as_bytes()[..end], |offset, len| {
         let origin = whose.origin(offset, len);
         if origin == TextOrigin::Unclear {
             unclear.get_or_insert_with(|| text[offset..offset + len].to_owned());
@@ -257,6 +262,15 @@ fn prompt(
         Some(name) => Err(ChatTemplateError::Unclear { name }),
         None => Ok(ids),
     }
+}
+
+/// Where the last message ends in a prompt: with its blanks, if they are there.
+fn end_of_last(text: &str, given: &Given) -> Result<usize, ChatTemplateError> {
+    let last = given.messages.last().map_or("", |message| message.content.trim_start());
+    let left_out = || ChatTemplateError::Render("the message that is to go on is not in the prompt".to_owned());
+    let begin = text.rfind(last.trim_end()).ok_or_else(left_out)?;
+    let whole = if text[begin..].starts_with(last) { last } else { last.trim_end() };
+    Ok(begin + whole.len())
 }
 
 /// The name of a special token in what a tool or an option says, which a template may write as it stands there.

@@ -1,13 +1,14 @@
 //! Rendering, in a process with bounds: what is asked of it, what it answers, and the engine.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
+use minijinja::value::{Kwargs, Rest, Serde};
 use minijinja::{Environment, Error, ErrorKind, Value};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
 use super::json::{Spelling, python_json};
 use super::moment::Moment;
+use super::percent::with_format;
 use super::{Given, TemplateMessage};
 
 /// Steps that a template may take: gpt-oss' takes some hundreds for each message.
@@ -45,7 +46,7 @@ impl Given {
     fn value(&self) -> Value {
         let messages: Value = self.messages.iter().map(TemplateMessage::value).collect();
         let tools = if self.tools.is_empty() { Value::from(()) } else { Value::from(Serde(&self.tools)) };
-        let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", true.into())];
+        let own = [("messages", messages), ("tools", tools), ("add_generation_prompt", (!self.is_continued).into())];
         let words = self.words_of_others.iter().filter(|(name, _)| !own.iter().any(|(own, _)| own == name));
         let words = self.words.iter().chain(words).map(|(name, word)| (name.as_str(), Value::from(Serde(word))));
         // Of two with one name, the last.
@@ -63,7 +64,7 @@ pub(super) enum PromptRenderResult {
 /// Does a job, with no bound but on steps.
 pub(super) fn render(job: &PromptRenderJob) -> PromptRenderResult {
     let mut environment = environment();
-    let template = without_generation(&job.template);
+    let template = with_format(&without_generation(&job.template));
     if let Err(error) = environment.add_template("chat", &template) {
         return PromptRenderResult::NoTemplate(said(&error));
     }
@@ -95,10 +96,19 @@ fn environment() -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, why))
     });
     environment.add_function("strftime_now", now);
+    minijinja_contrib::add_to_environment(&mut environment); // `joiner`, `cycler` and filters that Jinja has
+    // Jinja's takes its items one by one.
+    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
+    environment.add_filter("wordcount", wordcount);
     environment.add_filter("tojson", tojson);
     // Jinja's strings have Python's methods.
     environment.set_unknown_method_callback(unknown_method_callback);
     environment
+}
+
+/// Runs of letters, digits and underscores, as Jinja counts words.
+fn wordcount(text: &str) -> usize {
+    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).count()
 }
 
 /// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are unless it is said otherwise.

@@ -148,6 +148,10 @@ fn what_templates_may_call_is_there() {
         ("{{ 'a,b'.split(',')[-1] ~ 'ab'.upper() ~ 'abc'.find('c') ~ 'ab'.endswith('b') }}", "bAB2True"),
         ("{{ 'b'.join(['a', 'c']) ~ 'aXa'.replace('X', 'x').title() }}", "abcAxa"),
         ("{% for key, value in {'a': 1}.items() %}{{ key }}{{ value }}{% endfor %}{{ {'a': 1}.get('z', 2) }}", "a12"),
+        ("{% set c = joiner(', ') %}{% for x in 'ab' %}{{ c() }}{{ x }}{% endfor %}", "a, b"),
+        ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}", "aba"),
+        ("{{ 'two words, e.g. it' | wordcount }}{{ '%s is %d' % ('it', 3) }}{{ '%s' % 'x' | upper }}", "5it is 3X"),
+        ("{% for x in 'abc' %}{% if x == 'b' %}{% break %}{% endif %}{{ x }}{% endfor %}", "a"),
         ("{{ documents is defined }}{{ tools is none }}{% set ns = namespace(n=1) %}{{ ns.n }}", "FalseTrue1"),
     ] {
         let text = text_of(&ids(template, &conversation()[..1]).unwrap_or_else(|error| panic!("{template}: {error}")));

@@ -5,7 +5,10 @@
 //! [`written`]. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
 //! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
 
+mod limits;
 mod mask;
+mod pattern;
+mod schema;
 pub(crate) mod trial;
 mod vocabulary;
 pub(crate) mod written;
@@ -21,12 +24,13 @@ use llguidance::{Matcher, ParserFactory};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use crate::Tool;
+use crate::{TextInput, Tool};
 use engine::scheduler::TokenMask;
 use hint::Hint;
 use model::tokenizer::Tokenizer;
 use system::bounded_process::STACK_BYTES;
 
+pub use limits::TokenLimits;
 use mask::GrammarMask;
 
 /// What a generation must be like.
@@ -67,6 +71,8 @@ pub enum AnswerFormat {
     JsonObject,
     /// JSON that is valid by a schema.
     Schema(Value),
+    /// A text of a grammar or a regular expression.
+    Text(TextInput),
 }
 
 /// How a chat format lays out the grammar of a generation.
@@ -105,7 +111,7 @@ pub enum GrammarError {
         why: String,
     },
     /// The answer's schema is invalid, or uses what cannot be enforced.
-    #[error("the schema of the response format cannot be enforced: {why}")]
+    #[error("the response format cannot be enforced: {why}")]
     Format {
         /// What is wrong with the schema.
         why: String,
@@ -155,7 +161,7 @@ impl Hint for GrammarError {
         match self {
             Self::Tool { .. } => Some("change the schema, or leave out `strict`: then any JSON object is taken".into()),
             Self::Text { .. } => Some("change the grammar, or take any text: a format of type `text`".into()),
-            Self::Format { .. } => Some("change the schema, or ask for `json_object`".into()),
+            Self::Format { .. } => Some("change it, or ask for `json_object`".into()),
             Self::ToolName { .. } => {
                 Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
             }
@@ -357,6 +363,11 @@ impl Grammars {
                 self.parse(&grammar).map_err(wrong)?;
             }
         }
+        if let Some(AnswerFormat::Text(text)) = &wanted.format
+            && let Some(grammar) = written::text_of_its_own(text)
+        {
+            self.parse(&grammar).map_err(|why| GrammarError::Format { why })?;
+        }
         Ok(())
     }
 
@@ -377,7 +388,8 @@ impl Grammars {
             Ok(end) => end,
             Err(error) => return error,
         };
-        let of_schema = |schema: &Value| self.compile(&written::schema_alone(schema, end)).err();
+        let alone = |schema: &Value| self.compile(&written::schema_alone(schema, end)).err();
+        let of_schema = |schema: &Value| schema::blame(schema, &alone);
         let texts = wanted.tools.iter().filter(|_| wanted.choice != ToolChoice::None);
         for (tool, text) in texts.filter_map(|tool| Some((tool, tool.text.as_ref()?))) {
             if let Err(why) = self.compile(&written::text_alone(text, end)) {
@@ -390,9 +402,12 @@ impl Grammars {
                 return GrammarError::Tool { name: tool.name.clone(), why };
             }
         }
-        if let Some(AnswerFormat::Schema(schema)) = &wanted.format
-            && let Some(why) = of_schema(schema)
-        {
+        let of_format = match &wanted.format {
+            Some(AnswerFormat::Schema(schema)) => of_schema(schema),
+            Some(AnswerFormat::Text(text)) => self.compile(&written::text_alone(text, end)).err(),
+            Some(AnswerFormat::JsonObject) | None => None,
+        };
+        if let Some(why) = of_format {
             return GrammarError::Format { why };
         }
         GrammarError::Compile { why }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{AnswerFormat, GrammarError, ToolChoice, Wanted};
+use super::{AnswerFormat, GrammarError, ToolChoice, Wanted, schema};
 use crate::{TextInput, Tool, is_tool_name};
 
 /// A token, as grammars name it: by id.
@@ -94,23 +94,23 @@ pub(crate) fn arguments_schema(tool: &Tool) -> Result<Value, GrammarError> {
             _ if !is_within(schema, MAX_LEVELS) => Err(wrong(too_deep())),
             _ if !schema.is_object() => Err(wrong(format!("expected a schema that is an object, found {schema}"))),
             Some(kind) if kind != "object" => Err(wrong(format!("expected the type \"object\", found {kind}"))),
-            _ => Ok(schema.clone()),
+            _ => schema::adapted(schema).map_err(wrong),
         },
     }
 }
 
-/// The schema of an answer.
+/// The grammar of an answer's text.
 ///
 /// # Errors
 /// [`GrammarError::Format`]: it is none.
-pub(crate) fn format_schema(format: &AnswerFormat) -> Result<Value, GrammarError> {
+pub(crate) fn form(format: &AnswerFormat) -> Result<String, GrammarError> {
+    let wrong = |why| GrammarError::Format { why };
     match format {
-        AnswerFormat::JsonObject => Ok(json!({"type": "object"})),
-        AnswerFormat::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(GrammarError::Format { why: too_deep() }),
-        AnswerFormat::Schema(schema) if schema.is_object() => Ok(schema.clone()),
-        AnswerFormat::Schema(schema) => {
-            Err(GrammarError::Format { why: format!("expected a schema that is an object, found {schema}") })
-        }
+        AnswerFormat::JsonObject => Ok(inline(&json!({"type": "object"}))),
+        AnswerFormat::Text(text) => Ok(text_input(text)),
+        AnswerFormat::Schema(schema) if !is_within(schema, MAX_LEVELS) => Err(wrong(too_deep())),
+        AnswerFormat::Schema(schema) if schema.is_object() => Ok(inline(&schema::adapted(schema).map_err(wrong)?)),
+        AnswerFormat::Schema(schema) => Err(wrong(format!("expected a schema that is an object, found {schema}"))),
     }
 }
 

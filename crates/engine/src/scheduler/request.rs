@@ -57,19 +57,29 @@ pub struct PromptLogprobs {
     pub n_told: usize,
 }
 
-/// What is done to a row's logits before a token is chosen, greedily or not: bias and penalties are added, then what
-/// the mask forbids is left out; what it allows stays above that, however large a negative bias it has. The default
-/// changes nothing, and costs nothing.
-#[derive(Debug, Default)]
+/// What is done to a row's logits before a token is chosen, greedily or not: the repetition penalty divides, bias and
+/// the other penalties are added, then what the mask forbids is left out; what it allows stays above that, however
+/// large a negative bias it has. The default changes nothing, and costs nothing.
+#[derive(Debug)]
 pub struct LogitChanges {
     /// Added to the logits of these ids; finite.
     pub bias: Vec<(u32, f32)>,
+    /// The logit of a token of the prompt or the answer is divided by it where it is above 0, else multiplied; 1
+    /// changes nothing.
+    pub repetition_penalty: f32,
     /// Taken from a token's logit for each time that it was generated.
     pub frequency_penalty: f32,
     /// Taken from a token's logit if it was generated at all.
     pub presence_penalty: f32,
     /// Which tokens may come next. One that allows none ends the request ([`FinishReason::Length`]).
     pub mask: Option<Box<dyn TokenMask>>,
+}
+
+impl Default for LogitChanges {
+    fn default() -> Self {
+        let (bias, frequency_penalty, presence_penalty) = (Vec::new(), 0.0, 0.0);
+        Self { bias, repetition_penalty: 1.0, frequency_penalty, presence_penalty, mask: None }
+    }
 }
 
 /// Which tokens may come next, by what came before: a grammar.

@@ -55,8 +55,10 @@ pub struct SamplingWishes {
     pub top_k: Option<i64>,
     /// See [`Sampling`].
     pub min_p: Option<f32>,
-    /// See [`Sampling`], whose bits these are.
+    /// See [`Sampling`], whose bits these are; -1 is as good as none, as clients mean it.
     pub seed: Option<i64>,
+    /// See [`LogitChanges`].
+    pub repetition_penalty: Option<f32>,
     /// See [`LogitChanges`].
     pub frequency_penalty: Option<f32>,
     /// See [`LogitChanges`].
@@ -79,17 +81,24 @@ impl SamplingWishes {
     pub const SHARE: RangeInclusive<f32> = 0.0..=1.0;
 
     /// All fields by their names in requests.
-    pub fn fields(&mut self) -> [(&'static str, Wish<'_>); 7] {
-        let Self { temperature, top_p, top_k, min_p, seed, frequency_penalty, presence_penalty } = self;
+    pub fn fields(&mut self) -> [(&'static str, Wish<'_>); 8] {
+        let Self { temperature, top_p, top_k, min_p, seed, .. } = self;
+        let Self { repetition_penalty, frequency_penalty, presence_penalty, .. } = self;
         [
             ("temperature", Wish::Number(temperature, 0.0..=2.0)),
             ("top_p", Wish::Number(top_p, Self::SHARE)),
             ("top_k", Wish::Count(top_k)),
             ("min_p", Wish::Number(min_p, Self::SHARE)),
             ("seed", Wish::Bits(seed)),
+            ("repetition_penalty", Wish::Number(repetition_penalty, 0.01..=100.0)),
             ("frequency_penalty", Wish::Number(frequency_penalty, -2.0..=2.0)),
             ("presence_penalty", Wish::Number(presence_penalty, -2.0..=2.0)),
         ]
+    }
+
+    /// The seed that is asked for, if one is.
+    pub fn named_seed(&self) -> Option<u64> {
+        self.seed.filter(|seed| *seed != -1).map(i64::cast_unsigned)
     }
 
     /// How tokens are chosen: as these say, and as `usual` does where they say nothing.
@@ -99,7 +108,7 @@ impl SamplingWishes {
             top_k: self.top_k.map_or(usual.top_k, |k| u32::try_from(k).unwrap_or(0)),
             top_p: self.top_p.unwrap_or(usual.top_p),
             min_p: self.min_p.unwrap_or(usual.min_p),
-            seed: self.seed.map_or(usual.seed, i64::cast_unsigned),
+            seed: self.named_seed().unwrap_or(usual.seed),
         }
     }
 
@@ -107,6 +116,7 @@ impl SamplingWishes {
     pub fn changes(&self, bias: Vec<(u32, f32)>) -> LogitChanges {
         LogitChanges {
             bias,
+            repetition_penalty: self.repetition_penalty.unwrap_or(1.0),
             frequency_penalty: self.frequency_penalty.unwrap_or(0.0),
             presence_penalty: self.presence_penalty.unwrap_or(0.0),
             mask: None,
@@ -151,8 +161,10 @@ mod tests {
     #[test]
     fn what_is_not_wished_is_as_usual() {
         assert_eq!(SamplingWishes::default().sampling(DRAWN), DRAWN);
-        let wishes = SamplingWishes { temperature: Some(1e-31), top_k: Some(-1), seed: Some(-1), ..Default::default() };
-        assert_eq!(wishes.sampling(DRAWN), Sampling { temperature: 0.0, top_k: 0, seed: u64::MAX, ..DRAWN });
+        let wishes = SamplingWishes { temperature: Some(1e-31), top_k: Some(-1), seed: Some(-2), ..Default::default() };
+        assert_eq!(wishes.sampling(DRAWN), Sampling { temperature: 0.0, top_k: 0, seed: u64::MAX - 1, ..DRAWN });
+        let random = SamplingWishes { seed: Some(-1), ..Default::default() };
+        assert_eq!(random.sampling(DRAWN), DRAWN, "-1 asks for none in particular");
         let wishes = SamplingWishes { top_p: Some(0.5), min_p: Some(0.25), top_k: Some(9), ..Default::default() };
         assert_eq!(wishes.sampling(DRAWN), Sampling { top_p: 0.5, min_p: 0.25, top_k: 9, ..DRAWN });
     }

@@ -141,7 +141,15 @@ impl Store {
     /// When a variable is no good, or no cache folder is known.
     pub fn from_env() -> Result<Self, StoreError> {
         let of_cache = |error| StoreError::Cache(Arc::new(error));
-        let cache = Cache::open(&Cache::default_root().map_err(of_cache)?, CacheLimits::from_env().map_err(of_cache)?);
+        let limits = CacheLimits::from_env().map_err(of_cache)?;
+        let cache = match Cache::default_root() {
+            Ok(root) => Cache::open(&root, limits),
+            Err(error @ CacheError::NoHome) => {
+                tracing::warn!("kernels will not be cached on disk: {error}");
+                Cache::in_memory()
+            }
+            Err(error) => return Err(of_cache(error)),
+        };
         let store = Self::new(cache, CompilerOptions::default());
         match env::var_os("GPTOSS_JIT_JOBS").filter(|text| !text.is_empty()) {
             None => Ok(store),

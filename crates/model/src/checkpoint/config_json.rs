@@ -11,6 +11,7 @@ use crate::config::{ConfigError, ModelConfig, dimension};
 use crate::family::known::{gpt_oss, usable};
 use crate::family::{Dim, Expected, Family, FamilyError, Number, Rope as FamilyRope, RopeScaling, known};
 use hint::Hint;
+use system::foreign_text::without_mark;
 
 /// The longest file that is read; a real one has 2 kB.
 const MAX_BYTES: usize = 1 << 20;
@@ -76,7 +77,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<ModelConfig, ConfigFileError> {
     if bytes.len() > MAX_BYTES {
         return Err(ConfigFileError::TooLong { found: bytes.len() });
     }
-    let json: Map<String, Value> = serde_json::from_slice(bytes).map_err(ConfigFileError::Json)?;
+    let json: Map<String, Value> = serde_json::from_slice(without_mark(bytes)).map_err(ConfigFileError::Json)?;
     let file = Object { json: &json, path: "" };
     if let Some(Value::String(method)) = file.object("quantization_config")?.and_then(|of| of.get("quant_method")) {
         foreign::check_method(method)?;

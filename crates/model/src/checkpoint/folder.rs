@@ -14,6 +14,7 @@ use super::{
     Checkpoint, CheckpointError, CheckpointOrigin, TokenizerSource, config_json, download, foreign, safetensors,
 };
 use hint::Hint;
+use system::foreign_text::without_mark;
 use system::json_entries::JsonEntries;
 
 const CONFIG: &str = "config.json";
@@ -229,7 +230,8 @@ fn read_index(bytes: &[u8]) -> Result<BTreeMap<String, String>, FolderError> {
     if bytes.len() > MAX_INDEX_BYTES {
         return Err(FolderError::IndexTooLong { found: bytes.len() });
     }
-    let Index { weight_map: JsonEntries(entries) } = serde_json::from_slice(bytes).map_err(FolderError::Index)?;
+    let Index { weight_map: JsonEntries(entries) } =
+        serde_json::from_slice(without_mark(bytes)).map_err(FolderError::Index)?;
     let mut index = BTreeMap::new();
     for (tensor, file) in entries {
         if !is_name(&file) {
@@ -274,7 +276,8 @@ fn chat_templates(folder: &Path) -> Result<(Option<String>, Option<String>), Che
         return Ok((Some(text(usual)?), read(TOOL_TEMPLATE)?.map(text).transpose()?));
     }
     let Some((path, bytes)) = read(TOKENIZER_CONFIG)? else { return Ok((None, None)) };
-    let config: TokenizerConfig = in_file(&path, serde_json::from_slice(&bytes).map_err(FolderError::TokenizerConfig))?;
+    let config: TokenizerConfig =
+        in_file(&path, serde_json::from_slice(without_mark(&bytes)).map_err(FolderError::TokenizerConfig))?;
     Ok(match config.chat_template {
         None => (None, None),
         Some(ChatTemplates::One(template)) => (Some(template), None),

@@ -12,6 +12,7 @@ use super::Way;
 use super::bpe::{BpeError, SpelledBpe, Spelling, UnknownToken, pair};
 use super::pieces::{Pieces, Prefix};
 use super::split::{GPT2, Split};
+use system::foreign_text::without_mark;
 
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
@@ -21,7 +22,7 @@ pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Wa
     if bytes.len() > MAX_BYTES {
         return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES });
     }
-    let file: File = serde_json::from_slice(bytes).map_err(BpeError::Json)?;
+    let file: File = serde_json::from_slice(without_mark(bytes)).map_err(BpeError::Json)?;
     file.model.check()?;
     let normalizer = Normalizer::read(&file.normalizer)?;
     let way = match (pieces(&normalizer, &file)?, split) {

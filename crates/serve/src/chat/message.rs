@@ -46,7 +46,6 @@ struct Call {
     id: String,
     name: String,
     arguments: String,
-    is_whole: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,10 +75,6 @@ impl ChatMessage {
                 self.calls.last_mut()?.arguments += &text;
                 Some(Delta::Arguments { index: self.calls.len() - 1, text })
             }
-            (AnswerDelta::Closed { is_whole }, Some(Open::Call)) => {
-                self.calls.last_mut()?.is_whole = is_whole;
-                None
-            }
             (AnswerDelta::Closed { .. } | AnswerDelta::Text { .. }, _) => None,
         }
     }
@@ -93,7 +88,7 @@ impl ChatMessage {
                 self.open = Some(Open::Call);
                 let name = Tools::name_in_prompt(&function.name, function.namespace.as_deref());
                 let index = self.calls.len();
-                self.calls.push(Call { id: id.clone(), name: name.clone(), arguments: String::new(), is_whole: false });
+                self.calls.push(Call { id: id.clone(), name: name.clone(), arguments: String::new() });
                 return Some(Delta::Call { index, id, name });
             }
         }
@@ -108,9 +103,9 @@ impl ChatMessage {
         BETWEEN_MESSAGES.to_owned() + &text
     }
 
-    /// The whole message. A call that was cut is left out: clients parse arguments.
+    /// The whole message. A call that was cut is part of it, as of a stream: the finish reason says that it was.
     pub(crate) fn json(&self, exclude_reasoning: bool) -> Value {
-        let calls: Vec<&Call> = self.calls.iter().filter(|call| call.is_whole).collect();
+        let calls = &self.calls;
         let content =
             if self.content.is_empty() && !calls.is_empty() { Value::Null } else { self.content.clone().into() };
         let mut message = json!({"role": "assistant", "content": content, "refusal": null, "annotations": []});

@@ -11,7 +11,7 @@ use axum::routing::post;
 use axum::{Extension, Json, Router};
 use futures_util::stream;
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use self::message::ChatMessage;
 use self::request::ChatRequest;
@@ -27,6 +27,7 @@ use super::prompt;
 use super::sse::{self, Event};
 use super::tokens;
 use chat::chat_format::Prompt;
+use engine::scheduler::Wish;
 
 /// The field that a prompt is made of.
 const PARAM: &str = "messages";
@@ -55,6 +56,27 @@ async fn prompted(
 
 fn request_of(body: &Value) -> Result<ChatRequest, ApiError> {
     ChatRequest::read(&Field::body(body)?)
+}
+
+/// The prompt of a chat, and what it says of how its answer is drawn, by name.
+pub(crate) async fn prompt_of(
+    server: &Arc<Server>,
+    caller: Caller,
+    body: &Value,
+) -> Result<(Map<String, Value>, Vec<u32>), ApiError> {
+    let (request, prompt) = prompted(server, caller, request_of(body)?).await?;
+    let room = server.backend.model().context_tokens - prompt.ids.len();
+    let max_tokens = request.ask.max_tokens.map_or(room, |most| most.min(room));
+    let mut said = Map::from_iter([("max_tokens".to_owned(), Value::from(max_tokens))]);
+    let mut wishes = request.ask.sampling.wishes;
+    for (name, wish) in wishes.fields() {
+        let value = match wish {
+            Wish::Number(value, _) => value.map(Value::from),
+            Wish::Count(value) | Wish::Bits(value) => value.map(Value::from),
+        };
+        said.extend(value.map(|value| (name.to_owned(), value)));
+    }
+    Ok((said, prompt.ids))
 }
 
 async fn input_tokens(

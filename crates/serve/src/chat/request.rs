@@ -4,17 +4,15 @@ use crate::ask::{self, Ask};
 use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
-use crate::tools::{Hosted, TextFormat, Tools};
+use crate::form::TextFormat;
+use crate::tools::{Hosted, Tools, checked_name};
+use chat::request_fields::Place;
 use chat::{AssistantMessage, MessagePart, Phase};
 
 /// Most answers of a request.
 const MAX_CHOICES: i64 = 128;
 
-/// What is part of the API and not of this server.
-const UNSUPPORTED: [&str; 3] = ["functions", "function_call", "web_search_options"];
-
-/// A request for chat completions. Accepted, and without a meaning here: `user`, `metadata`, `store`, `service_tier`,
-/// `prompt_cache_key`, `safety_identifier`, `verbosity`, `prediction`, and all fields that nobody knows.
+/// A request for chat completions. What becomes of fields that are not read here is in [`chat::request_fields`].
 #[derive(Debug)]
 pub(crate) struct ChatRequest {
     /// What it has in common with others.
@@ -34,15 +32,15 @@ impl ChatRequest {
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
     pub(crate) fn read(body: &Field) -> Result<Self, ApiError> {
-        refuse(body, &UNSUPPORTED)?;
-        for modality in body.get("modalities").map_or(Ok(Vec::new()), |list| list.list())? {
-            modality.one_of(&[("text", ())])?;
-        }
+        refuse(body, Place::Chats)?;
         let tools = Tools::read(body, Hosted::Refused)?;
-        let format = TextFormat::read(body.get("response_format"))?;
+        let format = TextFormat::of_request(body, body.get("response_format"))?;
+        let entries = messages(body)?;
+        let goes_on_with_last = goes_on(body, &entries)?;
         let ask = Ask {
             max_tokens: Ask::max_tokens(body, &["max_completion_tokens", "max_tokens"])?,
             n_logprobs: logprobs(body)?,
+            goes_on_with_last,
             ..Ask::read(body, tools, format)?
         };
         let flag = |field: Option<Field>, absent| field.map_or(Ok(absent), |field| field.flag());
@@ -54,7 +52,7 @@ impl ChatRequest {
             include_usage: option("include_usage")?,
             continuous_usage: option("continuous_usage_stats")?,
             exclude_reasoning: excludes || !flag(body.get("include_reasoning"), true)?,
-            entries: messages(body)?,
+            entries,
             ask,
         })
     }
@@ -69,6 +67,33 @@ fn logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
         (false, Some(_)) => {
             Err(body.need("top_logprobs")?.error("invalid_value", "`top_logprobs` needs `logprobs: true`".to_owned()))
         }
+    }
+}
+
+/// Whether the model goes on with the last message, which has to be the assistant's text then. No other prompt ends
+/// without the beginning of an answer.
+fn goes_on(body: &Field, entries: &[ConversationItem]) -> Result<bool, ApiError> {
+    let flag = |name| body.get(name).map(|field| field.flag().map(|flag| (field, flag))).transpose();
+    let (continues, adds) = (flag("continue_final_message")?, flag("add_generation_prompt")?);
+    let Some((field, _)) = continues.filter(|(_, continues)| *continues) else {
+        return match adds {
+            Some((field, false)) => {
+                Err(field
+                    .unsupported("a prompt without the beginning of an answer needs `continue_final_message: true`"))
+            }
+            _ => Ok(false),
+        };
+    };
+    if let Some((adds, true)) = adds {
+        return Err(adds.wrong("`false` beside `continue_final_message`"));
+    }
+    let last = entries.last().and_then(|entry| match entry {
+        ConversationItem::Assistant(turn) => turn.last(),
+        _ => None,
+    });
+    match last.map(|made| &made.part) {
+        Some(MessagePart::Content { text, .. }) if !text.is_empty() => Ok(true),
+        _ => Err(field.wrong("`false`, where the last message is no text of the assistant")),
     }
 }
 
@@ -125,10 +150,10 @@ fn assistant(message: &Field) -> Result<Vec<AssistantMessage>, ApiError> {
             kind.one_of(&[("function", ())])?;
         }
         let (id, function) = (call.need("id")?.text()?.to_owned(), call.need("function")?);
-        parts.push(ask::call(id, function.need("name")?.text()?, arguments(&function)?));
+        parts.push(ask::call(id, checked_name(&function.need("name")?)?, arguments(&function)?));
     }
     if let Some(function) = message.get("function_call") {
-        let name = function.need("name")?.text()?;
+        let name = checked_name(&function.need("name")?)?;
         parts.push(ask::call(old_id(name), name, arguments(&function)?));
     }
     Ok(parts.into_iter().map(AssistantMessage::from).collect())
@@ -205,7 +230,6 @@ mod tests {
         for (name, value) in [
             ("audio", json!({"voice": "a"})),
             ("functions", json!([{"name": "f"}])),
-            ("guided_json", json!({"type": "object"})),
             ("min_tokens", json!(3)),
             ("top_logprobs", json!(3)),
             ("n", json!(0)),
@@ -213,7 +237,7 @@ mod tests {
         ] {
             assert_eq!(with(name, value), Err(name.to_owned()));
         }
-        assert_eq!(with("modalities", json!(["text", "audio"])), Err("modalities[1]".into()));
+        assert_eq!(with("modalities", json!(["text", "audio"])), Err("modalities".into()));
         for (name, value) in [
             ("user", json!("u")),
             ("metadata", json!({"a": "b"})),

@@ -32,6 +32,10 @@ pub(super) struct Choice {
     stream: TextStream,
     /// Characters so far, the prompt's included if it is told.
     n_characters: usize,
+    /// Those that were told.
+    n_told: usize,
+    /// Tokens of text that is held back, since a stop could begin there.
+    held: Logprobs,
     /// The prompt, if it is to be told and was not yet: as text, as ids, or as both.
     prompt: Option<Vec<u32>>,
     /// How probable its tokens are, from the second one on, as far as that came.
@@ -83,6 +87,8 @@ impl Choice {
             stop_text,
             stream: TextStream::default(),
             n_characters: 0,
+            n_told: 0,
+            held: Logprobs::default(),
             prompt,
             prompt_logprobs: Vec::new(),
             echo,
@@ -131,6 +137,7 @@ impl Choice {
                 let rest = self.stream.finish();
                 piece.text += &self.stop_text.push(&rest);
                 piece.text += &self.stop_text.finish();
+                self.tell_held(usize::MAX, &mut piece);
                 piece.finish_reason = Some(match reason {
                     FinishReason::Stop => "stop",
                     // One that is cancelled has no reader, and tells nobody.
@@ -182,6 +189,7 @@ impl Choice {
             let rest = stream.finish();
             self.n_characters += rest.chars().count();
             piece.text += &rest;
+            self.n_told = self.n_characters;
         }
         if self.told.ids {
             piece.prompt_token_ids = Some(prompt);
@@ -197,15 +205,44 @@ impl Choice {
         let is_silent = self.told.stop_ids.contains(&token) || self.told.skips_specials && is_special(bytes, tokenizer);
         let text = if is_silent { String::new() } else { self.stream.push(bytes) };
         if let Some(n) = self.told.n_logprobs {
-            let lists = piece.logprobs.get_or_insert_default();
-            lists.push(token, logprobs, n, self.n_characters, tokenizer);
+            self.held.push(token, logprobs, n, self.n_characters, tokenizer);
         }
         self.n_characters += text.chars().count();
-        piece.text += &self.stop_text.push(&text);
+        let text = self.stop_text.push(&text);
+        self.n_told += text.chars().count();
+        piece.text += &text;
+        // A token without a text of its own goes with what was told before it, but not behind a stop.
+        let is_whole = self.n_told == self.n_characters && !self.stop_text.is_over();
+        self.tell_held(if is_whole { usize::MAX } else { self.n_told }, piece);
+    }
+
+    /// Tells the log-probabilities of tokens that begin before so many characters; behind a stop there are none.
+    fn tell_held(&mut self, end: usize, piece: &mut Piece) {
+        let n = self.held.text_offset.iter().take_while(|offset| **offset < end).count();
+        if n > 0 {
+            piece.logprobs.get_or_insert_default().extend(self.held.take(n));
+        }
     }
 }
 
 impl Logprobs {
+    /// The first `n`.
+    fn take(&mut self, n: usize) -> Self {
+        Self {
+            tokens: self.tokens.drain(..n).collect(),
+            token_logprobs: self.token_logprobs.drain(..n).collect(),
+            top_logprobs: self.top_logprobs.drain(..n).collect(),
+            text_offset: self.text_offset.drain(..n).collect(),
+        }
+    }
+
+    fn extend(&mut self, next: Self) {
+        self.tokens.extend(next.tokens);
+        self.token_logprobs.extend(next.token_logprobs);
+        self.top_logprobs.extend(next.top_logprobs);
+        self.text_offset.extend(next.text_offset);
+    }
+
     /// Adds a token that is at `offset` characters of the text, with `n` others; nothing is known of a prompt's first.
     fn push(&mut self, token: u32, row: Option<&LogitRowLogprobs>, n: usize, offset: usize, tokenizer: &Tokenizer) {
         self.tokens.push(spelled(text_of(token, tokenizer)));
@@ -260,11 +297,7 @@ impl Piece {
     pub(crate) fn join(&mut self, next: Self) {
         self.text += &next.text;
         if let Some(next) = next.logprobs {
-            let lists = self.logprobs.get_or_insert_default();
-            lists.tokens.extend(next.tokens);
-            lists.token_logprobs.extend(next.token_logprobs);
-            lists.top_logprobs.extend(next.top_logprobs);
-            lists.text_offset.extend(next.text_offset);
+            self.logprobs.get_or_insert_default().extend(next);
         }
         if let Some(ids) = next.token_ids {
             self.token_ids.get_or_insert_default().extend(ids);

@@ -1,8 +1,8 @@
 //! `POST /v1/completions`: texts and ids go on as the model has it, without a chat format.
 
 mod choice;
-mod prompt;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,19 +12,24 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use futures_util::future::Either;
 use futures_util::{Stream, StreamExt, stream};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, json};
 
 use self::choice::{Choice, ChoiceOptions, Piece};
-use self::prompt::{Prompt, Prompts};
 use super::Server;
-use super::body::{self, FromBody, Json};
+use super::ask::Ask;
+use super::body::{Json, PromptBody};
 use super::error::ApiError;
+use super::field::{Field, refuse};
+use super::form::TextFormat;
+use super::prompt;
+use super::prompts::{Prompt, Prompts};
 use super::request_log::Record;
-use super::sampling::SamplingFields;
 use super::sse::{self, Event};
-use super::stop_text::{StopText, Stops};
-use engine::scheduler::{PromptLogprobs, Request};
+use super::tools::Tools;
+use chat::grammar::Thoughts;
+use chat::request_fields::{Place, RequestField};
+use engine::scheduler::{PromptLogprobs, Request, TokenMask};
 
 pub(super) fn router() -> Router<Arc<Server>> {
     Router::new().route("/completions", post(complete))
@@ -34,106 +39,105 @@ pub(super) fn router() -> Router<Arc<Server>> {
 const MAX_CHOICES: usize = 1024;
 
 /// Most alternatives of a token.
-const MAX_LOGPROBS: usize = 5;
+const MAX_LOGPROBS: i64 = 5;
 
-#[derive(Deserialize)]
-struct Fields {
-    model: Option<String>,
-    prompt: Option<Prompts>,
-    max_tokens: Option<usize>,
-    n: Option<usize>,
-    best_of: Option<usize>,
-    echo: Option<bool>,
-    suffix: Option<String>,
-    stop: Option<Stops>,
-    logprobs: Option<usize>,
-    stream: Option<bool>,
-    stream_options: Option<StreamOptions>,
-    logit_bias: Option<Map<String, Value>>,
-    ignore_eos: Option<bool>,
-    min_tokens: Option<usize>,
-    parse_special: Option<bool>,
-    skip_special_tokens: Option<bool>,
-    return_token_ids: Option<bool>,
-    #[serde(skip)]
-    sampling: SamplingFields,
-}
-
-impl FromBody for Fields {
-    /// There may be several.
-    const IS_ONE_PROMPT: bool = false;
-    const NUMBER_BYTES: usize = 2 * size_of::<u32>(); // in a list that may be half empty
-
-    /// In two readings: flattened into one, all that is unknown would be kept until its end.
-    fn from_bytes(bytes: &[u8]) -> Result<Self, ApiError> {
-        let mut fields: Self = body::parse(bytes)?;
-        fields.sampling = SamplingFields { wishes: body::parse(bytes)?, logit_bias: fields.logit_bias.take() };
-        Ok(fields)
-    }
+/// A request, read.
+#[derive(Debug)]
+pub(crate) struct CompletionRequest {
+    /// What it has in common with others.
+    ask: Ask,
+    n: usize,
+    /// The prompt is told in front of the answer.
+    echo: bool,
+    /// How many alternatives of each token.
+    n_logprobs: Option<usize>,
+    options: StreamOptions,
+    parse_special: bool,
+    skips_specials: bool,
+    ids: bool,
 }
 
 /// What a stream tells besides text.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 struct StreamOptions {
-    include_usage: Option<bool>,
-    continuous_usage_stats: Option<bool>,
+    include_usage: bool,
+    continuous_usage_stats: bool,
 }
 
-impl Fields {
-    fn refuse_what_is_not_done(&self) -> Result<(), ApiError> {
-        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-            return Err(ApiError::unsupported("suffix", "`suffix`: this model does not fill in the middle"));
-        }
-        if self.best_of.is_some_and(|best_of| best_of != self.n.unwrap_or(1)) {
-            return Err(ApiError::unsupported("best_of", "`best_of` other than `n`: nothing is ranked here"));
-        }
-        if self.min_tokens.is_some_and(|n| n > 0) {
-            return Err(ApiError::unsupported(
-                "min_tokens",
-                "`min_tokens`: `ignore_eos` fixes the length of an answer",
-            ));
-        }
-        match self.logprobs {
-            Some(n) if n > MAX_LOGPROBS => {
-                Err(ApiError::invalid("logprobs", format!("`logprobs` is {n}, expected 0 to {MAX_LOGPROBS}")))
+impl CompletionRequest {
+    /// Reads a body, less its prompts.
+    pub(crate) fn read(body: &Field) -> Result<Self, ApiError> {
+        refuse(body, Place::Completions)?;
+        let format = TextFormat::of_request(body, body.get("response_format"))?;
+        let ask = Ask::read(body, Tools::default(), format)?;
+        let flag = |field: Option<Field>| field.map_or(Ok(false), |field| field.flag());
+        let count = |name, range: RangeInclusive<i64>| {
+            let count = body.get(name).map(|field| field.integer(range)).transpose()?;
+            Ok::<_, ApiError>(count.map(|count| usize::try_from(count).unwrap_or(usize::MAX)))
+        };
+        let n = count("n", 1..=128)?.unwrap_or(1);
+        if let Some(best_of) = body.get("best_of").filter(|best_of| best_of.value().as_u64() != Some(n as u64)) {
+            let asks = RequestField::find("best_of", Place::Completions).is_some_and(|row| row.asks(best_of.value()));
+            if asks || n > 1 {
+                return Err(ApiError::unsupported_value("best_of", "`best_of` other than `n`: nothing is ranked here"));
             }
-            _ => Ok(()),
         }
-    }
-
-    /// How many answers each of so many prompts gets.
-    fn n_for(&self, n_prompts: usize) -> Result<usize, ApiError> {
-        let n = self.n.unwrap_or(1);
-        if !(1..=128).contains(&n) {
-            return Err(ApiError::invalid("n", format!("`n` is {n}, expected 1 to 128")));
-        }
-        if n * n_prompts > MAX_CHOICES {
-            let message = format!("{n_prompts} prompts with {n} answers each: {MAX_CHOICES} answers are the most");
-            return Err(ApiError::invalid("prompt", message));
-        }
-        Ok(n)
+        let options = body.get("stream_options");
+        let option = |name| flag(options.as_ref().and_then(|options| options.get(name)));
+        Ok(Self {
+            n,
+            echo: flag(body.get("echo"))?,
+            n_logprobs: count("logprobs", 0..=MAX_LOGPROBS)?,
+            options: StreamOptions {
+                include_usage: option("include_usage")?,
+                continuous_usage_stats: option("continuous_usage_stats")?,
+            },
+            parse_special: flag(body.get("parse_special"))?,
+            skips_specials: flag(body.get("skip_special_tokens"))?,
+            ids: flag(body.get("return_token_ids"))?,
+            // What is told of thoughts and to chat templates means nothing here.
+            ask: Ask {
+                max_tokens: Some(count("max_tokens", 0..=i64::MAX)?.unwrap_or(DEFAULT_TOKENS)),
+                effort: None,
+                names_effort: false,
+                template_words: Map::new(),
+                ..ask
+            },
+        })
     }
 }
 
-async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fields>) -> Result<Response, ApiError> {
-    let model = server.check_model(fields.model.as_deref())?;
-    fields.refuse_what_is_not_done()?;
-    let Prompts(prompts) = fields.prompt.take().ok_or_else(|| ApiError::missing("prompt"))?;
-    let n = fields.n_for(prompts.len())?;
+async fn complete(State(server): State<Arc<Server>>, Json(body): Json<PromptBody>) -> Result<Response, ApiError> {
+    let request = CompletionRequest::read(&Field::body(&body.rest)?)?;
+    let model = server.check_model(request.ask.model.as_deref())?;
+    let Prompts(prompts) = body.prompt.ok_or_else(|| ApiError::missing("prompt"))?;
+    drop(body.rest);
+    let n = request.n;
+    if n * prompts.len() > MAX_CHOICES {
+        let message = format!("{} prompts with {n} answers each: {MAX_CHOICES} answers are the most", prompts.len());
+        return Err(ApiError::invalid("prompt", message));
+    }
     server.check_answers(n * prompts.len(), if prompts.len() > 1 { "prompt" } else { "n" })?;
+    let limits = prompt::limits(&server, &request.ask)?;
+    server.metrics.asked(n, request.ask.max_tokens.unwrap_or(DEFAULT_TOKENS));
+    let mut masks = Vec::new();
+    if request.ask.needs_grammar() {
+        masks = prompt::masks(&server, &request.ask, Thoughts::None, n * prompts.len()).await?;
+    }
     let mut choices = Vec::new();
     let mut prompt_tokens = 0;
     for prompt in prompts {
         let ids = match prompt {
             Prompt::Ids(ids) => ids,
             Prompt::Text(text) => {
-                let ids = server.encode(text, fields.parse_special.unwrap_or(false), "prompt").await?;
+                let ids = server.encode(text, request.parse_special, "prompt").await?;
                 server.tokenizer.begun(ids)
             }
         };
         prompt_tokens += ids.len();
         for i in 0..n {
-            choices.push(choice(&server, &fields, choices.len(), i as u64, &ids)?);
+            let mask = prompt::limited(masks.pop().flatten(), &limits);
+            choices.push(choice(&server, &request, choices.len(), i as u64, &ids, mask)?);
         }
     }
     Record::drop_body();
@@ -145,39 +149,49 @@ async fn complete(State(server): State<Arc<Server>>, Json(mut fields): Json<Fiel
         "system_fingerprint": server.backend.model().fingerprint,
     }));
     let usage = Usage { prompt_tokens, ..Usage::default() };
-    if fields.stream.unwrap_or(false) {
-        let options = fields.stream_options.unwrap_or_default();
-        Ok(sse::response(CompletionResponse { server, head, usage, options }.events(choices)))
+    if request.ask.stream {
+        Ok(sse::response(CompletionResponse { server, head, usage, options: request.options }.events(choices)))
     } else {
         CompletionResponse { server, head, usage, options: StreamOptions::default() }.whole(choices).await
     }
 }
 
 /// Queues answer number `index`, the `i`-th to its prompt.
-fn choice(server: &Server, fields: &Fields, index: usize, i: u64, ids: &[u32]) -> Result<Choice, ApiError> {
-    let mut sampling = fields.sampling.sampling(server.ids.seed())?;
-    if fields.sampling.wishes.seed.is_some() {
+fn choice(
+    server: &Server,
+    asked: &CompletionRequest,
+    index: usize,
+    i: u64,
+    ids: &[u32],
+    mask: Option<Box<dyn TokenMask>>,
+) -> Result<Choice, ApiError> {
+    let ask = &asked.ask;
+    let mut sampling = ask.sampling.sampling(server.ids.seed())?;
+    if ask.sampling.wishes.named_seed().is_some() {
         sampling.seed = sampling.seed.wrapping_add(i);
     }
-    let told = ChoiceOptions {
-        stop_ids: if fields.ignore_eos.unwrap_or(false) { Vec::new() } else { server.ends.clone() },
-        skips_specials: fields.skip_special_tokens.unwrap_or(false),
-        n_logprobs: fields.logprobs,
-        ids: fields.return_token_ids.unwrap_or(false),
+    // Behind the end of a form there is nothing.
+    let mut stop_ids = match (&ask.format, ask.goes_on()) {
+        (_, true) => Vec::new(),
+        (TextFormat::Text, false) => server.ends.clone(),
+        _ => server.chat_stop_ids(),
     };
-    let stop_text = StopText::new(fields.stop.clone().unwrap_or_default().0)?;
-    let max_tokens = fields.max_tokens.unwrap_or(DEFAULT_TOKENS);
+    stop_ids.extend(&ask.stop_token_ids);
+    let told =
+        ChoiceOptions { stop_ids, skips_specials: asked.skips_specials, n_logprobs: asked.n_logprobs, ids: asked.ids };
+    let max_tokens = ask.max_tokens.unwrap_or(DEFAULT_TOKENS);
     let mut request = Request::new(ids.to_vec(), max_tokens, told.stop_ids.clone(), sampling);
-    request.changes = fields.sampling.changes(server.backend.model().vocab_size)?;
-    request.n_logprobs = fields.logprobs;
-    let echo = fields.echo.unwrap_or(false);
-    request.prompt_logprobs = fields.logprobs.filter(|_| echo).map(|n_top| PromptLogprobs { n_top, n_told: 0 });
+    request.changes = ask.sampling.changes(server.backend.model().vocab_size)?;
+    request.changes.mask = mask;
+    request.cache_salt = prompt::salt(ask);
+    request.n_logprobs = asked.n_logprobs;
+    request.prompt_logprobs = asked.n_logprobs.filter(|_| asked.echo).map(|n_top| PromptLogprobs { n_top, n_told: 0 });
     let mut generation = server.submit(request, "prompt")?;
-    if !fields.stream.unwrap_or(false) && stop_text.is_empty() {
+    if ask.is_seldom() {
         generation = generation.seldom();
     }
-    let prompt = (echo || told.ids).then(|| ids.to_vec());
-    Ok(Choice::new(index, prompt, echo, told, stop_text, generation))
+    let prompt = (asked.echo || told.ids).then(|| ids.to_vec());
+    Ok(Choice::new(index, prompt, asked.echo, told, ask.stop.clone(), generation))
 }
 
 const DEFAULT_TOKENS: usize = 16;
@@ -267,7 +281,7 @@ impl CompletionResponse {
                         *next = Next::Nothing;
                         Event::data(&error.body().to_string())
                     }
-                    None if answer.options.include_usage.unwrap_or(false) => {
+                    None if answer.options.include_usage => {
                         *next = Next::Done;
                         answer.usage_chunk()
                     }
@@ -289,8 +303,8 @@ impl CompletionResponse {
     fn chunk(&mut self, piece: Piece) -> Event {
         self.usage.add(&piece);
         let usage = match self.options {
-            StreamOptions { continuous_usage_stats: Some(true), .. } => Some(Some(self.usage.json())),
-            StreamOptions { include_usage: Some(true), .. } => Some(None),
+            StreamOptions { continuous_usage_stats: true, .. } => Some(Some(self.usage.json())),
+            StreamOptions { include_usage: true, .. } => Some(None),
             _ => None,
         };
         self.head.event(&Rest { choices: &[piece], usage })

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::prompt::Timed;
-use chat::grammar::Grammars;
+use chat::grammar::{Grammars, TokenLimits};
 use engine::scheduler::Request;
 use hint::chain;
 use replica::WireRequest;
@@ -33,10 +33,7 @@ pub(super) fn start(
         for (key, mut asked) in asked {
             let text = asked.grammar.take().unwrap_or_default();
             let mut request = Request::from(*asked);
-            let mask = match &grammars {
-                Some(grammars) => grammars.mask_of(text).map_err(|error| chain(&error)),
-                None => Err("the model has no chat format".to_owned()),
-            };
+            let mask = TokenLimits::mask_of(text, grammars.as_ref()).map_err(|error| chain(&error));
             made(
                 key,
                 mask.map(|mask| {

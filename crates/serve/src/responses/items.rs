@@ -6,7 +6,7 @@ use crate::ask;
 use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::Field;
-use crate::tools::Tools;
+use crate::tools::{Tools, checked_name};
 use chat::{AssistantMessage, MessagePart, Phase};
 
 /// What the server knows that items may name.
@@ -77,7 +77,7 @@ fn item(item: &Field, known: &dyn KnownItems) -> Result<Item, ApiError> {
             let is_text = kind == "custom_tool_call";
             let namespace = item.get("namespace");
             let namespace = namespace.map(|namespace| namespace.text()).transpose()?;
-            let (id, name) = (text("call_id")?, Tools::name_in_prompt(&text("name")?, namespace));
+            let (id, name) = (text("call_id")?, Tools::name_in_prompt(checked_name(&item.need("name")?)?, namespace));
             let arguments = text(if is_text { "input" } else { "arguments" })?;
             Ok(Item::Made(MessagePart::Call { id, name, arguments, is_text }.into()))
         }

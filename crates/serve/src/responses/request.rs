@@ -7,11 +7,10 @@ use crate::ask::Ask;
 use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::{Field, refuse};
-use crate::tools::{Hosted, TextFormat, Tools};
+use crate::form::TextFormat;
+use crate::tools::{Hosted, Tools};
+use chat::request_fields::Place;
 use engine::scheduler::Sampling;
-
-/// What is part of the API and not of this server.
-const UNSUPPORTED: [&str; 4] = ["background", "conversation", "prompt", "context_management"];
 
 /// What answers have only if they are asked for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,9 +31,7 @@ const INCLUDABLE: [(&str, Option<Include>); 8] = [
     ("code_interpreter_call.outputs", None),
 ];
 
-/// A request for a response. Accepted, and without a meaning here: `user`, `metadata`, `service_tier`,
-/// `prompt_cache_key`, `safety_identifier`, `stream_options`, `max_tool_calls`, `text.verbosity`, `reasoning.summary`
-/// (none is made), and all fields that nobody knows.
+/// A request for a response. What becomes of fields that are not read here is in [`chat::request_fields`].
 #[derive(Debug)]
 pub(crate) struct ResponsesRequest {
     /// What it has in common with others.
@@ -65,10 +62,10 @@ impl ResponsesRequest {
     /// # Errors
     /// What is missing, wrong or not supported, with its path.
     pub(crate) fn read(body: &Field, known: &dyn KnownItems) -> Result<Self, ApiError> {
-        refuse(body, &UNSUPPORTED)?;
+        refuse(body, Place::Responses)?;
         let tools = Tools::read(body, Hosted::LeftOut)?;
         let text = body.get("text");
-        let format = TextFormat::read(text.as_ref().and_then(|text| text.get("format")))?;
+        let format = TextFormat::of_request(body, text.as_ref().and_then(|text| text.get("format")))?;
         let includes = body.get("include").map_or(Ok(Vec::new()), |include| include.list())?;
         let includes: Vec<_> = includes.iter().map(|name| name.one_of(&INCLUDABLE)).collect::<Result<_, _>>()?;
         let has_logprobs = includes.contains(&Some(Include::Logprobs));
@@ -163,9 +160,9 @@ fn tools(body: &Field) -> Result<Value, ApiError> {
         }
         if let Some(function) = tool.as_object_mut().filter(|_| is_function) {
             function.entry("parameters").or_insert(Value::Null);
-            let strict = function.entry("strict").or_insert(Value::Bool(false));
+            let strict = function.entry("strict").or_insert(Value::Bool(true));
             if strict.is_null() {
-                *strict = Value::Bool(false);
+                *strict = Value::Bool(true);
             }
         }
         tool

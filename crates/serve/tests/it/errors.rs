@@ -47,7 +47,7 @@ fn what_is_wrong_is_named_in_both_apis() {
         (json!({"tools": f, "tool_choice": {"type": "web_search"}}), "unsupported_value", "tool_choice.type"),
         (json!({"reasoning": {"effort": "lots"}}), "invalid_value", "reasoning.effort"),
         (json!({"stream": "yes"}), "invalid_value", "stream"),
-        (json!({"guided_regex": "a+"}), "unsupported_parameter", "guided_regex"),
+        (json!({"ebnf": "root ::= a"}), "unsupported_parameter", "ebnf"),
         (json!({"logit_bias": {"x": 1}}), "invalid_value", "logit_bias.x"),
     ] {
         let want = (400, code.to_owned(), Some(param.to_owned()));

@@ -28,8 +28,10 @@ fn lines_need_no_count_and_stdin_and_patterns_are_files_too() {
     let plain = file(folder, "b.lines", b"Aa\r\n\nAc");
     let expected = [vec![1, 2, 3], vec![], vec![3, 4, 5]];
     assert_eq!(getp(&counter, &plain, &["-n", "4"]).ok().ids(), expected);
-    // Of lines the return goes with the line's end; of a counted file it is a part of the prompt, and is told.
-    let counted = getp(&counter, &file(folder, "counted.txt", b"2\r\nAa\r\nAc\n"), &["-n", "4"]).ok();
+    // A return goes with the line's end; where the line of the count has none it is a part of the prompt, and is told.
+    let windows = getp(&counter, &file(folder, "windows.txt", b"2\r\nAa\r\nAc\r\n"), &["-n", "4"]).ok();
+    assert_eq!(windows.ids(), [vec![1, 2, 3], vec![3, 4, 5]]);
+    let counted = getp(&counter, &file(folder, "counted.txt", b"2\nAa\r\nAc\n"), &["-n", "4"]).ok();
     assert!(
         counted.stderr.contains("1 prompts of `") && counted.stderr.contains("carriage return"),
         "{}",
@@ -107,7 +109,7 @@ fn a_line_that_is_wrong_is_an_error_that_says_where_and_why() {
         ("[1]", "not a JSON object"),
         ("{}", "expected one of `prompt`, `messages` and `ids`, found 0"),
         (r#"{"prompt": "Aa", "ids": [1]}"#, "found 2"),
-        (r#"{"prompt": 7}"#, "`prompt` is not what it should be: invalid type"),
+        (r#"{"prompt": 7}"#, "`prompt` should be a string, but is `7`"),
         (r#"{"prompt": "Aa", "max_token": 7}"#, "`max_token` not supported"),
         (r#"{"prompt": "Aa", "stop": ["x"]}"#, "`stop` not supported"),
         (r#"{"prompt": "Aa", "temperature": 3}"#, "`temperature` is 3, expected 0 to 2"),
@@ -177,12 +179,24 @@ fn batch_files_are_answered_as_openai_answers_them() {
     let error = |i: usize| found[i]["response"]["body"]["error"].clone();
     assert_eq!(
         error(2),
-        json!({ "message": "`tools` not supported in files of prompts", "type": "invalid_request_error",
+        json!({ "message": "`tools` not supported in files of prompts: chats have tools, completions and files of prompts have none", "type": "invalid_request_error",
                 "param": "tools", "code": "unsupported_parameter" })
     );
     assert_eq!((&error(3)["param"], &error(6)["param"]), (&"url".into(), &"temperature".into()));
     assert_eq!(error(5)["message"], "`messages[0]`: role `robot` is none of system, developer, user and assistant");
     assert!(found.iter().all(|line| line["error"].is_null()));
+
+    // A line that cannot be read has no name, and two lines have not the same one.
+    let half = "{\"custom_id\": \"1\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": \
+                {\"prompt\": \"cut \\ud83d\", \"max_tokens\": 1}}";
+    let broken = file(counter.folder.path(), "broken.jsonl", format!("{half}\n{{broken\n").as_bytes());
+    let ran = run(&["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &broken, "-n", "4096"]).ok();
+    let found = objects(&ran);
+    assert_eq!((&found[0]["custom_id"], &found[0]["response"]["status_code"]), (&"1".into(), &200.into()));
+    assert_eq!((&found[1]["custom_id"], &found[1]["response"]["status_code"]), (&Value::Null, &400.into()));
+    let twice = file(counter.folder.path(), "twice.jsonl", format!("{half}\n{half}\n").as_bytes());
+    let stderr = run(&["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &twice]).fails_with_hint(1);
+    assert!(stderr.contains("its `custom_id`, `1`, is that of prompt 1 (`"), "{stderr}");
 
     // In other formats a wrong line is an error of the run.
     let args = ["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &input, "--out-format", "text"];

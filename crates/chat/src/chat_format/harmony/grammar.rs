@@ -1,7 +1,7 @@
 //! The grammar of a generation in harmony.
 
-use crate::grammar::written::{ANY_TEXT, arguments_schema, callable, format_schema, inline, mark, text_input};
-use crate::grammar::{GrammarError, Thoughts, ToolChoice, Wanted};
+use crate::grammar::written::{ANY_TEXT, arguments_schema, callable, form, inline, mark, text_input};
+use crate::grammar::{AnswerFormat, GrammarError, Thoughts, ToolChoice, Wanted};
 use crate::harmony::Marks;
 
 /// The grammar of a generation: headers, calls by their schemas, JSON.
@@ -10,11 +10,12 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     let [constrain, call, return_] = [marks.constrain, marks.call, marks.end_of_answer].map(mark);
     let tools = callable(wanted)?;
     let must_call = !matches!(wanted.choice, ToolChoice::None | ToolChoice::Auto);
-    let form = wanted.format.as_ref().map(format_schema).transpose()?;
+    let form = wanted.format.as_ref().map(form).transpose()?;
+    let is_json = wanted.format.as_ref().is_some_and(|format| !matches!(format, AnswerFormat::Text(_)));
     let answer = if form.is_some() { "form" } else { "TEXT" };
     let mut rules = vec![format!("TEXT: {ANY_TEXT}")];
-    if let Some(schema) = &form {
-        rules.push(format!("form: {}", inline(schema)));
+    if let Some(form) = &form {
+        rules.push(format!("form: {form}"));
     }
     if wanted.thoughts == Thoughts::None {
         if must_call {
@@ -28,7 +29,7 @@ pub(super) fn grammar(wanted: &Wanted, marks: &Marks) -> Result<String, GrammarE
     rules.push(format!("analysis: {channel} \"analysis\" {message} TEXT {end}"));
     rules.push(format!("preamble: {channel} \"commentary\" {message} TEXT {end}"));
     let json = |head: &str| format!("\"{head} json\" | (\"{head} \" | \"{head}\") {constrain} \"json\"");
-    let typed = if form.is_some() { format!("(\"final\" | {})", json("final")) } else { "\"final\"".into() };
+    let typed = if is_json { format!("(\"final\" | {})", json("final")) } else { "\"final\"".into() };
     rules.push(format!("answer: {channel} {typed} {message} {answer} {return_}"));
     // Tools with the same schema, as all are that are not strict, share its grammar.
     let mut schemas: Vec<String> = Vec::new();

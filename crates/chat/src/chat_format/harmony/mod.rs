@@ -3,10 +3,12 @@
 mod answer;
 mod grammar;
 
-use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking};
+use super::{AnswerParser, Begun, ChatFormat, ChatFormatError, Conversation, Prompt, Thinking, Untaken};
 use crate::chat_template::{ChatTemplate, TemplateMessage};
 use crate::grammar::{GrammarError, Layout, Wanted};
-use crate::harmony::{Channel, Developer, Harmony, HarmonyTurn, Message, Role, SystemMessage, developer_text};
+use crate::harmony::{
+    Channel, Developer, Harmony, HarmonyError, HarmonyTurn, Message, Role, SystemMessage, developer_text,
+};
 use crate::{AssistantMessage, MessagePart, Phase, Reasoning, Turn};
 use answer::HarmonyAnswer;
 use model::tokenizer::limit::Limit;
@@ -39,9 +41,14 @@ impl HarmonyFormat {
 impl ChatFormat for HarmonyFormat {
     /// Reasoning before a later answer is left out, and what ends in no `<|end|>` ends so.
     fn prompt(&self, conversation: &Conversation<'_>, limit: &Limit<'_>) -> Result<Prompt, ChatFormatError> {
+        let (begun_answer, turns) = conversation.begun_answer();
+        let conversation = &Conversation { turns, ..conversation.clone() };
         let turns = match &self.style {
             Style::OpenAi => openai(conversation),
             Style::Plain => conversation.turns.iter().map(plain).collect(),
+            Style::Template(_) if begun_answer.is_some() => {
+                return Err(ChatFormatError::NotTaken { what: Untaken::BegunAnswer });
+            }
             Style::Template(template) => {
                 let ids = template.prompt(&entries(conversation.turns), self.harmony.tokenizer())?;
                 limit.check(ids.len())?;
@@ -50,10 +57,13 @@ impl ChatFormat for HarmonyFormat {
         };
         let mut ids = self.harmony.prompt_of(&turns, limit)?;
         let mut n_begun = self.harmony.prompt_of(&[], &Limit::NONE)?.len();
-        let in_answer = conversation.thinking == Thinking::No && !conversation.may_call;
+        let is_plain = conversation.thinking == Thinking::No && !conversation.may_call;
+        let in_answer = begun_answer.is_some() || is_plain;
         if in_answer {
             let n_before = ids.len();
             self.harmony.begin_final(&mut ids)?;
+            let text = begun_answer.unwrap_or_default().as_bytes();
+            self.harmony.tokenizer().encode_within(text, limit, &mut ids).map_err(HarmonyError::from)?;
             n_begun += ids.len() - n_before;
         }
         let begun = Begun { ids: ids[ids.len() - n_begun..].to_vec(), in_answer, ..Begun::default() };
@@ -199,6 +209,7 @@ mod tests {
                 may_call: false,
                 format: None,
                 turns,
+                goes_on: false,
                 words: Map::new(),
             };
             let written = openai(&conversation);

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::call::text_parameters;
 use super::markup::{CallMarks, Markup, Shape};
-use crate::grammar::written::{ANY_TEXT, arguments_schema, callable, format_schema, inline, mark};
+use crate::grammar::written::{ANY_TEXT, arguments_schema, callable, form, inline, mark};
 use crate::grammar::{GrammarError, Thoughts, ToolChoice, Wanted};
 use crate::{TextInput, Tool};
 use model::tokenizer::Tokenizer;
@@ -24,7 +24,7 @@ pub(super) fn grammar(
 ) -> Result<String, GrammarError> {
     let tools = callable(wanted)?;
     let must_call = matches!(wanted.choice, ToolChoice::Required | ToolChoice::Named(_));
-    let form = wanted.format.as_ref().map(format_schema).transpose()?;
+    let form = wanted.format.as_ref().map(form).transpose()?;
     let mut rules = Rules { rules: vec![format!("TEXT: {ANY_TEXT}"), BLANKS.to_owned()], tokenizer };
     let ends = ends.iter().map(|&id| mark(id)).collect::<Vec<_>>().join(" | ");
     rules.add(format!("end: BLANKS? ({ends})"));
@@ -35,8 +35,8 @@ pub(super) fn grammar(
         (false, Some(marks)) => Some((marks, rules.calls(marks, &tools, &wanted.choice)?)),
     };
     let words = match (&form, &calls) {
-        (Some(schema), _) => {
-            rules.add(format!("form: {}", inline(schema)));
+        (Some(form), _) => {
+            rules.add(format!("form: {form}"));
             "form".to_owned()
         }
         (None, Some((marks, _))) if !must_call => rules.words(marks, &tools),

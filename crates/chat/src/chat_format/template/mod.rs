@@ -74,7 +74,8 @@ impl TemplateFormat {
         let tools = conversation.tools.iter().map(messages::tool).collect();
         let id_length = self.markup.calls.as_ref().and_then(|marks| marks.id_length);
         let messages = messages::messages(conversation.turns, id_length);
-        Given { messages, tools, words, words_of_others: conversation.words.clone() }
+        let is_continued = conversation.goes_on;
+        Given { messages, tools, words, words_of_others: conversation.words.clone(), is_continued }
     }
 
     /// Whether the template says what it is given, which it may have no place for.
@@ -125,8 +126,8 @@ impl ChatFormat for TemplateFormat {
         limit.check(ids.len())?;
         let begun = Begun {
             ids: Vec::new(),
-            in_answer: conversation.thinking == Thinking::No,
-            in_reasoning: self.ends_in_thoughts(&ids),
+            in_answer: conversation.goes_on || conversation.thinking == Thinking::No,
+            in_reasoning: !conversation.goes_on && self.ends_in_thoughts(&ids),
             tools: conversation.tools.iter().filter(|_| conversation.may_call).cloned().collect(),
         };
         Ok(Prompt { ids, begun })

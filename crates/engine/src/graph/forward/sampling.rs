@@ -103,6 +103,7 @@ impl Forward<'_> {
         // One row's biases always fit; a row's mask has a bit for each id.
         let bias_id = kept(self.graph, "bias_id", Dtype::U32, vocab_size);
         let bias = kept(self.graph, "bias", Dtype::F32, vocab_size);
+        let divisor = kept(self.graph, "bias_divisor", Dtype::F32, vocab_size);
         let mask = kept(self.graph, "mask", Dtype::U32, n_rows * vocab_size.div_ceil(32));
         self.graph
             .node("change_logits", "change_logits")
@@ -115,6 +116,7 @@ impl Forward<'_> {
             .arg("bias_id", bias_id)
             .arg("mask", mask)
             .arg("bias", bias)
+            .arg("bias_divisor", divisor)
             .arg("logit", logits)
             .rows(Rows::Changed);
         self.graph

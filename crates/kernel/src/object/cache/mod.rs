@@ -54,6 +54,7 @@ use hint::chain;
 pub use inventory::{CacheFinding, Listed, Verified};
 pub use limits::{CacheLimits, parse_size};
 pub use lock::CompileLock;
+use system::home;
 pub use trust::Distrust;
 
 /// Compiled kernels by key: in this process, and below it on the disk, where there is a usable one.
@@ -91,8 +92,8 @@ impl Cache {
     /// # Errors
     /// [`CacheError::NoHome`] when neither is known.
     pub fn default_root() -> Result<PathBuf, CacheError> {
-        if let Some(root) = std::env::var_os("GPTOSS_JIT_CACHE").filter(|root| !root.is_empty()) {
-            return std::path::absolute(&root).map_err(|source| CacheError::Read { path: root.into(), source });
+        if let Some(root) = home::variable("GPTOSS_JIT_CACHE") {
+            return std::path::absolute(&root).map_err(|source| CacheError::Read { path: root, source });
         }
         Ok(dirs::cache_dir().ok_or(CacheError::NoHome)?.join("gptoss-jit"))
     }

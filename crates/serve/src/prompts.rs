@@ -4,15 +4,19 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
+/// Most of them.
+const MAX_PROMPTS: usize = 1024;
+
+/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Prompt {
+pub(crate) enum Prompt {
     Text(String),
     Ids(Vec<u32>),
 }
 
 /// All that a request has, in their order. Ids are read one by one, so that a list of them takes no more than they do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Prompts(pub Vec<Prompt>);
+pub(crate) struct Prompts(pub Vec<Prompt>);
 
 /// An element of the list of prompts, which may itself be a list of ids.
 enum Element {
@@ -52,8 +56,8 @@ impl<'de> Deserialize<'de> for Prompts {
                     Some(Element::Prompt(prompt)) => prompts.push(prompt),
                 }
                 while let Some(OnePrompt(prompt)) = list.next_element()? {
-                    if prompts.len() == super::MAX_CHOICES {
-                        return Err(Error::custom(format!("more than {} prompts", super::MAX_CHOICES)));
+                    if prompts.len() == MAX_PROMPTS {
+                        return Err(Error::custom(format!("more than {} prompts", MAX_PROMPTS)));
                     }
                     prompts.push(prompt);
                 }
@@ -131,15 +135,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::body;
-
-    #[derive(Debug, serde::Deserialize)]
-    struct Fields {
-        prompt: Option<Prompts>,
-    }
+    use crate::body::{FromBody, PromptBody};
 
     fn read(value: &Value) -> Result<Option<Prompts>, crate::error::ApiError> {
-        body::parse(json!({ "prompt": value }).to_string().as_bytes()).map(|fields: Fields| fields.prompt)
+        PromptBody::from_bytes(json!({ "prompt": value }).to_string().as_bytes()).map(|body| body.prompt)
     }
 
     #[test]
@@ -158,15 +157,19 @@ mod tests {
         let of =
             |value: Value| read(&value).map_err(|error| (error.param.unwrap_or_default(), error.message)).unwrap_err();
         for (value, param, message) in [
-            (json!([]), "prompt", "`prompt`: it is an empty list"),
-            (json!({"a": 1}), "prompt", "`prompt`: invalid type: map, expected a text or token ids, or a list of such"),
-            (json!(true), "prompt", "`prompt`: invalid type: boolean `true`, expected a text or token ids"),
-            (json!([1, -2]), "prompt[1]", "`prompt[1]`: invalid type: integer `-2`, expected a text, a token id"),
-            (json!([1, "a"]), "prompt[1]", "`prompt[1]`: invalid type: a text, expected a token id"),
-            (json!(["a", 7]), "prompt[1]", "`prompt[1]`: invalid type: integer `7`, expected a text or a list of"),
-            (json!([[1], [4_294_967_296_u64]]), "prompt[1][0]", "`prompt[1][0]`: invalid value: integer `4294967296`"),
-            (json!([[1], [[2]]]), "prompt[1][0]", "`prompt[1][0]`: invalid type: sequence, expected a token id"),
-            (json!(vec![""; 2000]), "prompt", "`prompt`: more than 1024 prompts"),
+            (json!([]), "prompt", "`prompt` is not what it should be: it is an empty list"),
+            (json!({"a": 1}), "prompt", "`prompt` should be a text or token ids, or a list of such, but is an object"),
+            (json!(true), "prompt", "`prompt` should be a text or token ids, or a list of such, but is `true`"),
+            (
+                json!([1, -2]),
+                "prompt[1]",
+                "`prompt[1]` should be a text, a token id, or a list of token ids, but is `-2`",
+            ),
+            (json!([1, "a"]), "prompt[1]", "`prompt[1]` should be a token id, but is a text"),
+            (json!(["a", 7]), "prompt[1]", "`prompt[1]` should be a text or a list of token ids, but is `7`"),
+            (json!([[1], [4_294_967_296_u64]]), "prompt[1][0]", "`prompt[1][0]` should be a token id, but is `42949"),
+            (json!([[1], [[2]]]), "prompt[1][0]", "`prompt[1][0]` should be a token id, but is a list"),
+            (json!(vec![""; 2000]), "prompt", "`prompt` is not what it should be: more than 1024 prompts"),
         ] {
             let (found, said) = of(value);
             assert_eq!(found, param, "{said}");

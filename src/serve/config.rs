@@ -1,0 +1,105 @@
+//! `--config`: flags of `serve` in a file, by their names. They stand before those of the command line, of which the
+//! last counts.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use anyhow::Context;
+
+use crate::usage::UsageError;
+use system::foreign_text::without_mark;
+
+/// The words of a command line, with those that its file stands for.
+///
+/// # Errors
+/// The file cannot be read, is no TOML, or has a value that no flag has.
+pub(crate) fn expanded(mut words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
+    let is_flag = |word: &OsStr| word.as_encoded_bytes().starts_with(b"-");
+    let first = words.iter().skip(1).position(|word| !is_flag(word)).map(|at| at + 1);
+    let Some(command) = first.filter(|at| words[*at] == "serve") else { return Ok(words) };
+    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
+    let mut file = None;
+    for (i, word) in words.iter().enumerate().take(end).skip(command) {
+        let inside = word.to_str().and_then(|word| word.strip_prefix("--config=")).map(OsString::from);
+        file = inside.or_else(|| (word == "--config").then(|| words.get(i + 1).cloned()).flatten()).or(file);
+    }
+    if let Some(file) = file {
+        let own = flags(Path::new(&file))?;
+        words.splice(command + 1..command + 1, own);
+    }
+    Ok(words)
+}
+
+fn flags(path: &Path) -> anyhow::Result<Vec<OsString>> {
+    let what = || format!("could not read flags `{}`", path.display());
+    let bytes = std::fs::read(path).with_context(what)?;
+    let text = String::from_utf8(without_mark(&bytes).to_vec()).with_context(what)?;
+    let table: toml::Table = text.parse().with_context(what)?;
+    let mut words = Vec::new();
+    for (name, value) in &table {
+        let values = match value {
+            toml::Value::Array(values) => values.as_slice(),
+            value => std::slice::from_ref(value),
+        };
+        for value in values {
+            let text = match value {
+                toml::Value::Boolean(true) => {
+                    words.push(format!("--{name}").into());
+                    continue;
+                }
+                toml::Value::Boolean(false) => continue,
+                toml::Value::String(text) => text.clone(),
+                toml::Value::Integer(number) => number.to_string(),
+                toml::Value::Float(number) => number.to_string(),
+                other => {
+                    let place = path.display();
+                    let message = format!(
+                        "`{name}` of `{place}` is {other}, expected a text, a number, true or false, or a list of such"
+                    );
+                    return Err(UsageError(message).into());
+                }
+            };
+            words.push(format!("--{name}={text}").into());
+        }
+    }
+    Ok(words)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(words: &[&str], text: &str) -> anyhow::Result<Vec<String>> {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("serve.toml");
+        std::fs::write(&path, text).expect("written");
+        let words = words.iter().map(|word| word.replace("FILE", &path.display().to_string()).into()).collect();
+        let words = expanded(words)?;
+        Ok(words
+            .into_iter()
+            .map(|word| word.into_string().expect("text").replace(&path.display().to_string(), "FILE"))
+            .collect())
+    }
+
+    #[test]
+    fn flags_of_a_file_stand_before_those_of_the_command_line() {
+        let text =
+            "\u{feff}port = 9000\nmodel-name = [\"a\", \"b\"]\nany-model = true\nlog-content = false\ndrain = 2.5\n";
+        let found =
+            of(&["gptoss-jit", "--quiet", "serve", "m", "--config", "FILE", "--port", "1"], text).expect("right");
+        let own = ["--any-model", "--drain=2.5", "--model-name=a", "--model-name=b", "--port=9000"];
+        let want = [&["gptoss-jit", "--quiet", "serve"][..], &own, &["m", "--config", "FILE", "--port", "1"]].concat();
+        assert_eq!(found, want);
+        let other = ["gptoss-jit", "run", "--config", "FILE"];
+        assert_eq!(of(&other, text).expect("untouched"), other);
+        assert_eq!(of(&["gptoss-jit", "serve", "--config=FILE"], "").expect("right").len(), 3);
+    }
+
+    #[test]
+    fn what_no_flag_has_is_an_error() {
+        let error =
+            |text: &str| format!("{:#}", of(&["gptoss-jit", "serve", "--config", "FILE"], text).expect_err("is wrong"));
+        assert!(error("[port]\na = 1\n").contains("`port` of"));
+        assert!(error("port = \n").contains("could not read flags"));
+    }
+}
