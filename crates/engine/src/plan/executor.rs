@@ -23,9 +23,8 @@ use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
 use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
 use super::site::Sites;
-use crate::graph::Role;
 use crate::graph::placement::Place;
-use crate::graph::{Graph, Rows, StepShape, Storage};
+use crate::graph::{Graph, Role, Rows, StepShape, Storage};
 use format::Dtype;
 use kernel::pipeline::{LoadedKernel, Pipeline};
 use kernel::template::contract::Access;
@@ -184,7 +183,6 @@ impl Executor {
         self.sites.device.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
-    /// Whether the graph has an external tensor of this name.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.externals.contains_key(name)
     }
