@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::output::Output;
 use crate::args::{ModelArgs, Placement, PlacementArgs};
+use crate::usage::UsageError;
 use engine::device::Device;
 use format::Dtype;
 use model::checkpoint::Tensor;
@@ -88,6 +89,9 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
+    if args.device.is_none() && (args.placement.n_cpu_moe.is_some() || args.placement.memory.is_some()) {
+        return Err(UsageError("`--n-cpu-moe` and `--memory` of `inspect` need `--device`".into()).into());
+    }
     let report = Report {
         schema: 1,
         path: args.model.name(),

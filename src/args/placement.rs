@@ -44,9 +44,9 @@ pub(super) struct Shares {
 /// Experts leave the device where other weights would leave less than this part of it free.
 const LEAST_LEFT: usize = 16;
 
-/// Weights that take more than so many parts of [`OF_PARTS`] of a device may leave too little beside them.
-const MANY_PARTS: usize = 3;
-const OF_PARTS: usize = 5;
+/// Weights and the KV cache that is asked for leave enough for the rest where they take no more than this percentage
+/// of what is free.
+const SURE_PERCENT: usize = 60;
 
 fn host_layers(text: &str) -> Result<HostLayers, String> {
     match text.parse() {
@@ -108,6 +108,10 @@ impl DeviceArgs {
             if !has_experts {
                 return Err(UsageError("`--n-cpu-moe`: the model has no experts".into()).into());
             }
+            if !pipeline.target().is_gpu() {
+                let why = "the processor computes everything on this device";
+                return Err(UsageError(format!("`--n-cpu-moe`: {why}")).into());
+            }
         }
         let may_share = has_experts && self.tp == 1 && pipeline.target().is_gpu();
         if !may_share || asked == Some(HostLayers::Last(0)) {
@@ -116,7 +120,7 @@ impl DeviceArgs {
         let layers = asked.unwrap_or(HostLayers::AsNeeded);
         if asked.is_none() {
             let [weights, _] = weight_bytes(checkpoint, pipeline.driver());
-            let is_tight = |free: usize| weights.saturating_add(kv_bytes) > free / OF_PARTS * MANY_PARTS;
+            let is_tight = |free: usize| weights.saturating_add(kv_bytes) > free / 100 * SURE_PERCENT;
             if !pipeline.memory()?.is_some_and(|memory| is_tight(memory.free_bytes)) {
                 return Ok(None);
             }

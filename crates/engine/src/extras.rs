@@ -23,6 +23,9 @@ pub enum ExtrasError {
     /// A number that is infinite or none.
     #[error("the {name} of a request is {value}, which is not a finite number")]
     NotFinite { name: &'static str, value: f32 },
+    /// What repetitions are divided by.
+    #[error("the repetition penalty of a request is {value}, which is not a number above 0")]
+    RepetitionPenalty { value: f32 },
     /// A bias for a token that there is not.
     #[error("a request has a bias for token id {id}, which is not below the model's vocab_size, {vocab_size}")]
     BiasId { id: u32, vocab_size: usize },
@@ -38,7 +41,7 @@ impl Hint for ExtrasError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::BiasId { .. } => Some("the tokenizer belongs to another model".into()),
-            Self::NotFinite { .. } | Self::TooManyLogprobs { .. } => None,
+            Self::NotFinite { .. } | Self::RepetitionPenalty { .. } | Self::TooManyLogprobs { .. } => None,
         }
     }
 }
@@ -115,13 +118,16 @@ impl Extra {
         let n_prompt_logprobs = request.prompt_logprobs.map(|of| of.n_top);
         let numbers = [
             ("min_p", sampling.min_p),
-            ("repetition penalty", changes.repetition_penalty.recip()),
             ("frequency penalty", changes.frequency_penalty),
             ("presence penalty", changes.presence_penalty),
         ];
         let biases = changes.bias.iter().map(|&(_, bias)| ("bias", bias));
         if let Some((name, value)) = numbers.into_iter().chain(biases).find(|(_, value)| !value.is_finite()) {
             return Err(ExtrasError::NotFinite { name, value });
+        }
+        let value = changes.repetition_penalty;
+        if !value.is_normal() || value < 0.0 {
+            return Err(ExtrasError::RepetitionPenalty { value });
         }
         if let Some(&(id, _)) = changes.bias.iter().find(|(id, _)| *id as usize >= vocab_size) {
             return Err(ExtrasError::BiasId { id, vocab_size });
@@ -449,6 +455,8 @@ mod tests {
         assert!(error(|request| request.changes.bias = vec![(4, f32::NAN)]).contains("bias of a request is NaN"));
         assert!(error(|request| request.changes.presence_penalty = f32::INFINITY).contains("presence penalty"));
         assert!(error(|request| request.changes.repetition_penalty = 0.0).contains("repetition penalty"));
+        assert!(error(|request| request.changes.repetition_penalty = -1.0).contains("is -1,"));
+        assert!(error(|request| request.changes.repetition_penalty = f32::INFINITY).contains("is inf,"));
         assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens, of which 20"));
     }
 }

@@ -1,4 +1,5 @@
-//! Loading a device's part of a model: its memory, and the tensors that the graph calls external.
+//! Loading a device's part of a model: its memory, the tensors that the graph calls external, and how many layers'
+//! experts the processor has to take.
 
 use std::sync::Arc;
 

@@ -115,8 +115,6 @@ impl Driver for HostDriver {
         kernel.check(launch.args)?;
         let function: &Function = kernel.function()?;
         let args = Pointers(launch.args.iter().map(pointer).collect::<Result<_, _>>()?);
-        let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
-        self.check_scratch(launch.scratch_bytes)?;
         let [x, y, z] = launch.grid.map(u64::from);
         let too_many = || GpuError::Blocks { entry: kernel.entry().to_owned(), grid: launch.grid };
         let n_blocks = (x * y).checked_mul(z).ok_or_else(too_many)?; // two numbers of 32 bits fit 64
@@ -137,12 +135,18 @@ impl Driver for HostDriver {
                 }
             });
         };
-        match n_blocks {
-            0 => {}
-            1 => run(0),
-            _ => self.on_all_cores(n_blocks, &run),
-        }
-        Ok(())
+        let all = || {
+            let _stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+            self.check_scratch(launch.scratch_bytes)?;
+            match n_blocks {
+                0 => {}
+                1 => run(0),
+                _ => self.on_all_cores(n_blocks, &run),
+            }
+            Ok(())
+        };
+        // The step before the stream, as in `enter`: two threads could wait for each other.
+        if n_blocks > 1 { self.team.within(all) } else { all() }
     }
 
     fn write(&self, view: &BufferView, bytes: &[u8]) -> Result<(), GpuError> {
@@ -184,7 +188,8 @@ impl HostDriver {
     }
 
     /// Hands the blocks out in runs of neighbours: what a block asks the memory for ahead is mostly its own thread's
-    /// next block. Runs get shorter, down to one block, so that a slow one does not hold up a share of the grid.
+    /// next block. Runs get shorter, down to one block, so that a slow one does not hold up a share of the grid. Called
+    /// within a step.
     fn on_all_cores(&self, n_blocks: u64, run: &(impl Fn(u64) + Sync)) {
         let n_threads = n_blocks.min(self.team.len() as u64);
         let run_end = |begin: u64| begin + ((n_blocks - begin) / (RUNS_OF_A_THREAD * n_threads)).max(1);
@@ -197,7 +202,7 @@ impl HostDriver {
         };
         // Whoever does not come before all is done is not waited for: to wake a thread may take longer than the blocks
         // of a small launch.
-        self.team.within(|| self.team.together(&work));
+        self.team.together(&work);
     }
 }
 

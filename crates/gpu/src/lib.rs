@@ -213,7 +213,7 @@ pub trait Driver: Any + Send + Sync {
     /// [`GpuError::Range`] when something does not fit, [`GpuError::ForeignMemory`], or the device's words, also about
     /// what was launched.
     fn bring(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
-        copies.iter().try_for_each(|(from, to)| to.copy_from_view(from))
+        copies.iter().try_for_each(|(from, to)| self.copy(from, to))
     }
 
     /// Copies memory of this process, the first of each pair, to the start of memory of the device, before what is
@@ -222,7 +222,7 @@ pub trait Driver: Any + Send + Sync {
     /// # Errors
     /// As [`Self::bring`].
     fn send(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
-        copies.iter().try_for_each(|(from, to)| to.copy_from_view(from))
+        copies.iter().try_for_each(|(from, to)| self.copy(from, to))
     }
 
     /// What the device takes now, in watts, as its driver says; `None` where nobody says.

@@ -3,6 +3,7 @@
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
+use std::panic::{self, AssertUnwindSafe};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -22,7 +23,7 @@ struct Shared {
     round: AtomicU64,
     /// What is to be done in the round. Written while none is open and nobody is in one.
     work: UnsafeCell<Option<Work>>,
-    /// Whether somebody's work panicked.
+    /// Whether a thread's work panicked in the round.
     has_failed: AtomicBool,
     /// Threads that sleep, or are about to.
     n_asleep: AtomicUsize,
@@ -61,7 +62,7 @@ thread_local! {
 }
 
 impl Team {
-    /// As many threads as there are, that of the caller included.
+    /// Starts `n_threads - 1` threads: the last of the team is whoever launches.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -112,6 +113,7 @@ impl Team {
         let work_of_all: *const (dyn Fn() + Sync) = unsafe { std::mem::transmute(std::ptr::from_ref(work)) };
         // SAFETY: no round is open and nobody is in one: `Open` waited for that, and steps exclude each other.
         unsafe { *shared.work.get() = Some(Work(work_of_all)) };
+        shared.has_failed.store(false, Ordering::Relaxed);
         let number = shared.round.load(Ordering::Relaxed) & NUMBER;
         shared.round.store(number.wrapping_add(NEXT) | OPEN, Ordering::SeqCst);
         let open = Open(shared);
@@ -158,9 +160,6 @@ struct Inside<'a>(&'a Shared);
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        if thread::panicking() {
-            self.0.has_failed.store(true, Ordering::Relaxed);
-        }
         self.0.round.fetch_sub(1, Ordering::Release);
     }
 }
@@ -246,7 +245,10 @@ impl Shared {
         // is alive.
         let work = unsafe { (*self.work.get()).expect("an open round has work") };
         // SAFETY: as above.
-        unsafe { (*work.0)() };
+        let done = panic::catch_unwind(AssertUnwindSafe(|| unsafe { (*work.0)() }));
+        if done.is_err() {
+            self.has_failed.store(true, Ordering::Relaxed); // for whoever launched it
+        }
     }
 }
 
@@ -259,7 +261,7 @@ impl Drop for Team {
         *lock(&self.shared.has_ended) = true;
         self.shared.changed.notify_all();
         for thread in self.threads.drain(..) {
-            let _ = thread.join(); // one that panicked was heard of
+            let _ = thread.join(); // none panics
         }
     }
 }
@@ -344,7 +346,23 @@ mod tests {
     #[test]
     fn work_that_panics_ends_the_launch_and_not_the_program() {
         let team = Team::new(2, "test").unwrap();
-        let panics = || team.within(|| team.together(&|| panic!("as it should")));
-        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
+        let caller = thread::current().id();
+        for who_panics in [true, false] {
+            let has_come = AtomicBool::new(false);
+            // Both come; the thread that launches panics, or the other one.
+            let work = || {
+                if thread::current().id() == caller {
+                    while !has_come.load(Ordering::SeqCst) {
+                        thread::yield_now();
+                    }
+                } else {
+                    has_come.store(true, Ordering::SeqCst);
+                }
+                assert!((thread::current().id() == caller) != who_panics, "as it should");
+            };
+            let launch = || team.within(|| team.together(&work));
+            assert!(panic::catch_unwind(AssertUnwindSafe(launch)).is_err(), "{who_panics}");
+            team.within(|| team.together(&|| {}));
+        }
     }
 }

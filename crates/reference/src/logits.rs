@@ -97,16 +97,23 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
     let (bias, mask, vocab_size) = (bias?.values(), mask?, case.dim("vocab_size")?);
     let divisor = tensor(inputs, "bias_divisor")?.values();
     let mut logits = logit?.values().to_vec();
+    let mut sizes: Vec<f64> = logits.iter().map(|logit| logit.abs()).collect();
     let largest = f64::from(f32::MAX);
     let clamped = |v: f64| v.clamp(-largest, largest);
+    // A value, and what its roundings are measured by: a quotient and a bias may nearly cancel each other.
     let finite = |v: f64, divisor: f64, bias: f64| match v {
-        f64::INFINITY => v,
-        v => clamped(clamped(if v > 0.0 { v / divisor } else { v * divisor }) + bias),
+        f64::INFINITY => (v, 0.0),
+        v => {
+            let divided = clamped(if v > 0.0 { v / divisor } else { v * divisor });
+            (clamped(divided + bias), divided.abs() + bias.abs())
+        }
     };
     for t in 0..case.n_tokens()? {
         let own = &mut logits[row.index(t) * vocab_size..][..vocab_size];
+        let own_sizes = &mut sizes[row.index(t) * vocab_size..][..vocab_size];
         for i in begin.index(t)..end.index(t) {
-            own[id.index(i)] = finite(own[id.index(i)], divisor[i], bias[i]);
+            let n = id.index(i);
+            (own[n], own_sizes[n]) = finite(own[n], divisor[i], bias[i]);
         }
         if mask_row.values()[t] == f64::from(NONE) {
             continue;
@@ -114,10 +121,10 @@ pub(super) fn change(case: &Case, inputs: &Tensors) -> Result<Outputs, Reference
         let first_word = mask_row.index(t) * vocab_size.div_ceil(32);
         for (n, logit) in own.iter_mut().enumerate() {
             let may_come = mask.index(first_word + n / 32) >> (n % 32) & 1 == 1;
-            *logit = if may_come { finite(*logit, 1.0, 0.0) } else { f64::NEG_INFINITY };
+            *logit = if may_come { finite(*logit, 1.0, 0.0).0 } else { f64::NEG_INFINITY };
         }
     }
-    Ok(only("logit", with_infinities(logits)))
+    Ok(only("logit", with_infinities(logits.into_iter().zip(sizes))))
 }
 
 pub(super) fn min_p_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -183,14 +190,16 @@ pub(super) fn logprobs(case: &Case, inputs: &Tensors) -> Result<Outputs, Referen
             top_token.push(order.get(i).map_or(f64::from(NONE), |&n| n as f64));
         }
     }
-    let outputs = [("logprob", with_infinities(logprob)), ("top_token", Output::plain(top_token))];
+    let outputs = [
+        ("logprob", with_infinities(logprob.into_iter().map(|value| (value, value.abs())))),
+        ("top_token", Output::plain(top_token)),
+    ];
     Ok(outputs.map(|(name, output)| (name.to_owned(), output)).into())
 }
 
-/// Values of which the infinite ones are meant: none of them is left open.
-fn with_infinities(values: Vec<f64>) -> Output {
-    let scale = |value: f64| if value.is_infinite() { 0.0 } else { value.abs() };
-    Output::scaled(values.into_iter().map(|value| (value, scale(value))).collect())
+/// Values, each with its scale, of which the infinite ones are meant: none of them is left open.
+fn with_infinities(pairs: impl Iterator<Item = (f64, f64)>) -> Output {
+    Output::scaled(pairs.map(|(value, scale)| (value, if value.is_infinite() { 0.0 } else { scale })).collect())
 }
 
 #[cfg(test)]

@@ -78,9 +78,11 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
     let model = args.cache.model_options(precision, sizes, kv_budget_bytes);
     let Blueprint { mut graph, limits, .. } = Blueprint::new(&checkpoint, &model, &target, &library)?;
-    if target.is_gpu() {
-        graph.place_experts(checkpoint.config.family, args.n_cpu_moe);
+    if args.n_cpu_moe > 0 && (!target.is_gpu() || checkpoint.expert_bytes().is_empty()) {
+        let why = "`--n-cpu-moe` is for models with experts on a GPU";
+        return Err(UsageError(why.into()).into());
     }
+    graph.place_experts(checkpoint.config.family, args.n_cpu_moe);
     let chooser = Chooser::new(library, tables, target)?;
     let decisions = Decisions::new(&graph, Place::Device, &chooser, limits)?;
     let overruled = Overruled::all(&graph, &chooser, &decisions);

@@ -64,9 +64,9 @@ const MOST_FILLED: f64 = 0.8;
 pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
     let Wanted { model_bytes, least_bytes, most_bytes } = wanted;
     let (mut gpus, mut problems) = (Vec::new(), Vec::new());
-    for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables)) {
+    for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables, most_bytes)) {
         match found {
-            Ok(gpu) => gpus.push(Gpu { free_bytes: gpu.free_bytes.min(most_bytes), ..gpu }),
+            Ok(gpu) => gpus.push(gpu),
             Err(problem) => problems.push(problem),
         }
     }
@@ -141,7 +141,7 @@ impl DeviceChoice {
         let small: Vec<&str> =
             self.with_help.iter().chain(&self.too_small).map(|gpu| gpu.description.as_str()).collect();
         let weights = human_bytes(self.model_bytes as u64);
-        if self.fitting.is_empty() {
+        if chosen.free_bytes < self.model_bytes {
             text += &format!(" that all but the experts fits on; the weights take {weights}");
         } else if !small.is_empty() {
             text += &format!(" that the weights fit on; they take {weights}, too much for {}", small.join(", "));
@@ -153,8 +153,8 @@ impl DeviceChoice {
     }
 }
 
-/// The GPUs of a runtime, or what is wrong with them. No runtime is no problem.
-fn gpus_of(runtime: Runtime, tables: &TuningTables) -> Vec<Result<Gpu, String>> {
+/// The GPUs of a runtime, of whose memory so much may be used, or what is wrong with them. No runtime is no problem.
+fn gpus_of(runtime: Runtime, tables: &TuningTables, most_bytes: usize) -> Vec<Result<Gpu, String>> {
     let name = runtime.names().device;
     let opened = match open_runtime(runtime) {
         Ok(opened) => opened,
@@ -163,6 +163,7 @@ fn gpus_of(runtime: Runtime, tables: &TuningTables) -> Vec<Result<Gpu, String>> 
     };
     let gpu = |ordinal| {
         let facts = opened.facts(ordinal).map_err(|error| chain(&error))?;
+        let facts = DeviceFacts { free_bytes: facts.free_bytes.min(most_bytes), ..facts };
         Gpu::new(Device::Gpu { runtime, ordinal, arch: None }, &facts, tables)
     };
     (0..opened.n_devices()).map(|i| gpu(i).map_err(|why| format!("{name}:{i} is not used: {why}"))).collect()

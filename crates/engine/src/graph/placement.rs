@@ -43,15 +43,19 @@ impl Graph {
     fn expert_layers(&self, family: &Family) -> BTreeMap<usize, Range<usize>> {
         let mut layers: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         for (at, node) in self.nodes.iter().enumerate() {
-            let layer = node.args.values().find_map(|id| match &self.tensor_of(*id).storage {
-                Storage::Weight(name) => family.expert_layer(name),
-                Storage::External(_) | Storage::Arena => None,
-            });
-            if let Some(layer) = layer {
+            if let Some(layer) = self.expert_layer(family, node) {
                 layers.entry(layer).or_insert(at..at).end = at + 1;
             }
         }
         layers
+    }
+
+    /// The layer whose experts' weights a node uses.
+    pub(crate) fn expert_layer(&self, family: &Family, node: &Node) -> Option<usize> {
+        node.args.values().find_map(|id| match &self.tensor_of(*id).storage {
+            Storage::Weight(name) => family.expert_layer(name),
+            Storage::External(_) | Storage::Arena => None,
+        })
     }
 
     fn uses_externals(&self, node: &Node) -> bool {

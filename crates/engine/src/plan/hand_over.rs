@@ -9,7 +9,7 @@ use super::error::PlanError;
 use super::segment::{MAX_PREPARED, scalars};
 use super::site::Sites;
 use crate::graph::placement::Place;
-use crate::graph::{Graph, Storage, TensorId};
+use crate::graph::{Graph, Node, Storage, TensorId};
 use kernel::pipeline::Pipeline;
 use kernel::template::contract::Access;
 use kernel::template::launch::ArgSpec;
@@ -49,6 +49,15 @@ impl HandOver {
             let behind = graph.nodes[nodes.end..].iter().filter(|node| node.place == Place::Device);
             behind.into_iter().any(|node| node.args.values().any(|other| *other == id))
         };
+        // What the processor wrote last lies where it computes.
+        let is_here = |id: TensorId| {
+            let writes = |node: &&Node| {
+                let contract = library.contract(&node.problem.ops[0]);
+                let args = contract.map(|contract| contract.args.iter().filter(|arg| arg.access != Access::Read));
+                args.is_ok_and(|mut args| args.any(|arg| node.args.get(&arg.name) == Some(&id)))
+            };
+            graph.nodes[..nodes.start].iter().rev().find(writes).is_some_and(|node| node.place == Place::Host)
+        };
         for node in &graph.nodes[nodes.clone()] {
             let contract = library.contract(&node.problem.ops[0])?;
             let tensors = contract.args.iter().filter_map(|arg| Some((arg, *node.args.get(&arg.name)?)));
@@ -57,7 +66,7 @@ impl HandOver {
                 |arg, tensor| Crossing { tensor, spec: ArgSpec::of(arg, &node.problem), scalars: node.scalars.clone() };
             let own: Vec<_> = own.collect();
             for (arg, id) in own.iter().filter(|(arg, _)| arg.access != Access::Write) {
-                if !outputs.contains_key(id) {
+                if !outputs.contains_key(id) && !is_here(*id) {
                     inputs.entry(*id).or_insert_with(|| crossing(arg, *id));
                 }
             }

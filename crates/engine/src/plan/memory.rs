@@ -1,4 +1,4 @@
-//! What a model takes of a device's memory, known before any of it is allocated.
+//! What a model takes of a device's memory, and of main memory for the processor beside it, before any is allocated.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use gpu::{DeviceMemory, Driver, GpuError};
 
 use crate::graph::placement::Place;
-use crate::graph::{Graph, Node, Storage};
+use crate::graph::{Graph, Storage};
 use kernel::object::store::Progress;
 use kernel::pipeline::Pipeline;
 use model::checkpoint::quantized::Gain;
@@ -74,7 +74,8 @@ pub struct DoesNotFit {
 impl hint::Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
         if self.plan.missing_bytes() == 0 {
-            return Some("`--n-cpu-moe` with a smaller number leaves more on the device".into());
+            let cures = "free some of it, use weights of fewer bits, or a smaller number where `--n-cpu-moe` gives one";
+            return Some(format!("main memory has no room for these experts: {cures}"));
         }
         let MemoryPlan { weights, weights_in_place, memory, gain, .. } = &self.plan;
         let free = memory.map_or(usize::MAX, |memory| memory.free_bytes);
@@ -141,13 +142,7 @@ impl HostPlan {
         let [weights, weights_in_place] = weights_at(graph, Place::Host, checkpoint, driver);
         let of_host = graph.nodes.iter().filter(|node| node.place == Place::Host);
         let family = checkpoint.config.family;
-        let layer = |node: &Node| {
-            node.args.values().find_map(|id| match &graph.tensor_of(*id).storage {
-                Storage::Weight(name) => family.expert_layer(name),
-                Storage::External(_) | Storage::Arena => None,
-            })
-        };
-        let layers: BTreeSet<usize> = of_host.filter_map(layer).collect();
+        let layers: BTreeSet<usize> = of_host.filter_map(|node| graph.expert_layer(family, node)).collect();
         let all = checkpoint.expert_bytes().len();
         let bytes_per_token = [checkpoint.bytes_per_token_of_last_experts(layers.len()), checkpoint.bytes_per_token()];
         let (n_layers, memory) = ([layers.len(), all], driver.memory()?);

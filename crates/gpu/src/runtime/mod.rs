@@ -275,19 +275,21 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
 
     fn bring(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
         let _stream = self.stream();
-        for (from, to) in copies {
+        let copied = copies.iter().try_for_each(|(from, to)| {
             let len_bytes = from.len_bytes();
             to.check_write(len_bytes)?;
             let (source, pointer) = (from.device_address(self.owner)?, to.host_address()?);
-            if len_bytes > 0 {
-                // SAFETY: the first view lies within an allocation of this device, the second is as long in this
-                // process, and both are alive until the stream was waited for, below.
-                self.device.call("copy from the device", |calls| unsafe {
-                    calls.copy_from_device(pointer.cast(), source, len_bytes, self.device.stream)
-                })?;
+            if len_bytes == 0 {
+                return Ok(());
             }
-        }
-        self.device.synchronize()
+            // SAFETY: the first view lies within an allocation of this device, the second is as long in this process,
+            // and both are alive until the stream was waited for, below, whatever comes of other copies.
+            self.device.call("copy from the device", |calls| unsafe {
+                calls.copy_from_device(pointer.cast(), source, len_bytes, self.device.stream)
+            })
+        });
+        let waited = self.device.synchronize();
+        copied.and(waited)
     }
 
     fn send(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {

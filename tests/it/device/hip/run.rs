@@ -279,6 +279,10 @@ fn experts_that_the_processor_computes_change_no_word_on_hip() {
             (1, 0, 0),
             "{between:?}"
         );
-        assert!(count("hipMemcpyAsync") + count("hipMemcpyDtoHAsync") > 0, "{between:?}");
+        let copies = |to: &'static str| move |line: &String| line.starts_with("hipMemcpyAsync") && line.contains(to);
+        let brought = between.iter().position(copies("from the device"));
+        let waited = between.iter().position(|line| line.starts_with("hipStreamSynchronize"));
+        let sent = between.iter().rposition(copies("to the device"));
+        assert!(brought.is_some() && brought < waited && waited < sent, "{between:?}");
     }
 }

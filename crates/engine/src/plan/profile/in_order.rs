@@ -38,7 +38,14 @@ fn launch_all(steps: &Steps<'_>, shape: StepShape) -> Result<Profile, PlanError>
             profile.step_time += begin.elapsed();
             profile.add(&without_layer(&planned.label), &planned.kernel.rendered.label, entry);
         }
-        hand_over.map_or(Ok(()), |hand_over| hand_over.send(n_rows, steps.sites))?;
+        if let Some(hand_over) = hand_over {
+            let begin = Instant::now();
+            hand_over.send(n_rows, steps.sites)?;
+            steps.sites.device.driver().wait().map_err(|source| failed("the hand-over", source))?;
+            let time = begin.elapsed();
+            profile.step_time += time;
+            profile.add("hand-over", "copies", ProfileEntry { calls: 0, time, bytes: 0.0, flop: 0.0 });
+        }
     }
     Ok(profile)
 }
