@@ -113,27 +113,12 @@ fn command() -> clap::Command {
     with_variables(Cli::command()).mut_subcommands(with_variables)
 }
 
-/// The files of `--model-def`, found before the words are understood: models of such a file are values of `--shape`.
-fn model_defs() -> Vec<PathBuf> {
-    let mut words = std::env::args_os().skip(1).take_while(|word| word != "--");
-    let mut files = Vec::new();
-    while let Some(word) = words.next() {
-        let of_word = word.to_str().and_then(|word| word.strip_prefix("--model-def="));
-        let file = if word == "--model-def" { words.next() } else { of_word.map(Into::into) };
-        files.extend(file.map(PathBuf::from));
-    }
-    files
-}
-
 fn main() -> ExitCode {
     // Those are no commands of a person's: they stand in no help and among no suggestions.
     if let Some(done) = chat::worker() {
         log::begin(log::Events::Warnings);
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return report::exit_code(done.map_err(Into::into), &output);
-    }
-    if let Err(error) = known::read(&model_defs(), known::folder().as_deref()) {
-        return report::exit_code(Err(error.into()), &Output::new(false, false, false, ColorChoice::Auto));
     }
     let first = std::env::args_os().nth(1);
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
@@ -142,6 +127,12 @@ fn main() -> ExitCode {
         Ok(words) => words,
         Err(error) => return report::exit_code(Err(error), &Output::new(false, false, false, ColorChoice::Auto)),
     };
+    // Before the words are understood: models of such a file are values of `--shape`.
+    let model_defs: Vec<PathBuf> =
+        serve::config::values_of("--model-def", &words).into_iter().map(PathBuf::from).collect();
+    if let Err(error) = known::read(&model_defs, known::folder().as_deref()) {
+        return report::exit_code(Err(error.into()), &Output::new(false, false, false, ColorChoice::Auto));
+    }
     let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,7 +1,7 @@
-//! `--config`: flags of `serve` in a file, by their names. They stand before those of the command line, of which the
-//! last counts.
+//! `--config`: flags of `serve` in a file, by their names. They go in front of those of the command line: of a flag
+//! with one value the last counts, of a flag that may be repeated all do.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::Context;
@@ -9,21 +9,36 @@ use anyhow::Context;
 use crate::usage::UsageError;
 use system::foreign_text::without_mark;
 
+/// The flags before a command that take a value.
+const WITH_VALUE: [&str; 2] = ["--color", "--model-def"];
+
+/// The values that a flag has in the words of a command line, which are not understood yet.
+pub(crate) fn values_of(flag: &str, words: &[OsString]) -> Vec<OsString> {
+    let mut words = words.iter().take_while(|word| *word != "--");
+    let mut values = Vec::new();
+    while let Some(word) = words.next() {
+        let behind = word.to_str().and_then(|word| word.strip_prefix(flag)?.strip_prefix('='));
+        values.extend(if word == flag { words.next().cloned() } else { behind.map(OsString::from) });
+    }
+    values
+}
+
+/// Where the command is, behind the flags of all commands.
+fn command_at(words: &[OsString]) -> Option<usize> {
+    let mut at = 1;
+    while words.get(at)?.as_encoded_bytes().starts_with(b"-") {
+        at += if WITH_VALUE.iter().any(|flag| words[at] == *flag) { 2 } else { 1 };
+    }
+    Some(at)
+}
+
 /// The words of a command line, with those that its file stands for.
 ///
 /// # Errors
 /// The file cannot be read, is no TOML, or has a value that no flag has.
 pub(crate) fn expanded(mut words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
-    let is_flag = |word: &OsStr| word.as_encoded_bytes().starts_with(b"-");
-    let first = words.iter().skip(1).position(|word| !is_flag(word)).map(|at| at + 1);
-    let Some(command) = first.filter(|at| words[*at] == "serve") else { return Ok(words) };
-    let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
-    let mut file = None;
-    for (i, word) in words.iter().enumerate().take(end).skip(command) {
-        let inside = word.to_str().and_then(|word| word.strip_prefix("--config=")).map(OsString::from);
-        file = inside.or_else(|| (word == "--config").then(|| words.get(i + 1).cloned()).flatten()).or(file);
-    }
-    if let Some(file) = file {
+    let Some(command) = command_at(&words).filter(|at| words[*at] == "serve") else { return Ok(words) };
+    if let Some(file) = values_of("--config", &words[command..]).pop() {
         let own = flags(Path::new(&file))?;
         words.splice(command + 1..command + 1, own);
     }
@@ -93,6 +108,30 @@ mod tests {
         let other = ["gptoss-jit", "run", "--config", "FILE"];
         assert_eq!(of(&other, text).expect("untouched"), other);
         assert_eq!(of(&["gptoss-jit", "serve", "--config=FILE"], "").expect("right").len(), 3);
+    }
+
+    #[test]
+    fn flags_of_all_commands_may_stand_before_it() {
+        for before in [&["--color", "never"][..], &["--model-def", "serve"], &["--json", "--color=never"]] {
+            let words = [&["gptoss-jit"], before, &["serve", "--config", "FILE"]].concat();
+            let want = [&["gptoss-jit"], before, &["serve", "--port=9", "--config", "FILE"]].concat();
+            assert_eq!(of(&words, "port = 9\n").expect("right"), want);
+        }
+        for other in [&["gptoss-jit", "--color", "serve", "run"][..], &["gptoss-jit", "--color"], &["gptoss-jit"]] {
+            assert_eq!(of(other, "").expect("untouched"), other);
+        }
+        let command = crate::command();
+        let flags = command.get_arguments().filter(|flag| flag.get_action().takes_values());
+        let mut flags: Vec<String> = flags.filter_map(|flag| flag.get_long()).map(|name| format!("--{name}")).collect();
+        flags.sort();
+        assert_eq!(flags, WITH_VALUE);
+    }
+
+    #[test]
+    fn values_are_found_up_to_the_two_dashes() {
+        let words = ["serve", "--model-def", "a", "--model-def=b", "--model-defs=c", "--", "--model-def=d"];
+        assert_eq!(values_of("--model-def", &words.map(OsString::from)), ["a", "b"]);
+        assert!(values_of("--model-def", &["--model-def".into()]).is_empty());
     }
 
     #[test]

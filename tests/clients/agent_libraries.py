@@ -111,8 +111,6 @@ def instructor():
     client = OpenAI(base_url=BASE, api_key=KEY, max_retries=0)
     told = {"TOOLS": "Call with a person", "TOOLS_STRICT": "Call with a person", "RESPONSES_TOOLS": "Call with a person"}
     for name in ["TOOLS", "TOOLS_STRICT", "RESPONSES_TOOLS", "JSON", "JSON_SCHEMA", "MD_JSON"]:
-        if not hasattr(library.Mode, name):
-            continue
         patched = library.from_openai(client, mode=getattr(library.Mode, name))
         messages = [{"role": "user", "content": told.get(name, "Name a person")}]
         got = patched.chat.completions.create(model=MODEL, response_model=person(), messages=messages, max_retries=0)
@@ -169,10 +167,11 @@ ALL = [anthropic_sdk, llm, openai_agents, pydantic_ai, instructor, smolagents, l
 
 
 def main():
+    by_name = {library.__name__: library for library in ALL}
+    if unknown := [name for name in sys.argv[1:] if name not in by_name]:
+        sys.exit(f"no library is called {', '.join(unknown)}, of: {' '.join(by_name)}")
     failed = 0
-    for library in ALL:
-        if sys.argv[1:] and library.__name__ not in sys.argv[1:]:
-            continue
+    for library in [by_name[name] for name in sys.argv[1:]] or ALL:
         try:
             library()
             print(f"ok  {library.__name__}")

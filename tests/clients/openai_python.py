@@ -3,12 +3,11 @@
 import asyncio
 import json
 import os
-import sys
 import time
 import urllib.request
 
 import openai
-from pydantic import BaseModel
+from cases import CHAT_TOOLS, WEATHER, Person, main, test, user
 
 REPLAY, TINY = os.environ["REPLAY"] + "/v1", os.environ["TINY"] + "/v1"
 client = openai.OpenAI(base_url=REPLAY, api_key="sk-test", max_retries=0)
@@ -16,35 +15,9 @@ tiny = openai.OpenAI(base_url=TINY, api_key="any", max_retries=0)
 MODEL = client.models.list().data[0].id
 TINY_MODEL = tiny.models.list().data[0].id
 HELLO = "Hello! 🙂 What can I do?"
-WEATHER = {
-    "type": "object",
-    "properties": {"location": {"type": "string"}},
-    "required": ["location"],
-    "additionalProperties": False,
-}
-CHAT_TOOLS = [
-    {"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": WEATHER}}
-]
 TOOLS = [
     {"type": "function", "name": "get_weather", "description": "The weather", "parameters": WEATHER, "strict": True}
 ]
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-
-
-TESTS = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 def raises(kind, function, **expected):
@@ -470,23 +443,6 @@ def the_tiny_model_calls_the_tool_that_it_must():
 
 # The tiny model does not know when to end a text: this keeps its reasoning away.
 SHORT = {"reasoning_effort": "none"}
-
-
-def main():
-    wanted = sys.argv[1:]
-    for function in TESTS:
-        if wanted and not any(word in function.__name__ for word in wanted):
-            continue
-        name = function.__name__.replace("_", " ")
-        try:
-            function()
-            print(f"ok      {name}", flush=True)
-        except Exception as error:
-            print(f"FAILED  {name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
-            if os.environ.get("TRACE"):
-                import traceback
-
-                traceback.print_exc()
 
 
 if __name__ == "__main__":

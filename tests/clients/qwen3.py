@@ -5,36 +5,12 @@ import json
 import os
 
 import openai
-from pydantic import BaseModel
+from cases import CHAT_TOOLS, WEATHER, Person, main, test, user
 
 replay = openai.OpenAI(base_url=os.environ["REPLAY"] + "/v1", api_key="any", max_retries=0)
 model = openai.OpenAI(base_url=os.environ["MODEL"] + "/v1", api_key="any", max_retries=0)
 NAME = "qwen3"
-WEATHER = {
-    "type": "object",
-    "properties": {"location": {"type": "string"}},
-    "required": ["location"],
-    "additionalProperties": False,
-}
-TOOLS = [{"type": "function", "function": {"name": "get_weather", "description": "The weather", "parameters": WEATHER}}]
 FLAT_TOOLS = [{"type": "function", "name": "get_weather", "description": "The weather", "parameters": WEATHER}]
-
-
-class Person(BaseModel):
-    name: str
-    age: int
-
-
-TESTS = []
-
-
-def test(function):
-    TESTS.append(function)
-    return function
-
-
-def user(text):
-    return [{"role": "user", "content": text}]
 
 
 def chat(text, client=replay, **more):
@@ -67,7 +43,7 @@ def the_template_is_told_not_to_think():
 @test
 def a_tool_is_called_and_its_result_taken():
     messages = user("How is the weather in Oslo?")
-    got = replay.chat.completions.create(model=NAME, messages=messages, tools=TOOLS).choices[0]
+    got = replay.chat.completions.create(model=NAME, messages=messages, tools=CHAT_TOOLS).choices[0]
     [call] = got.message.tool_calls
     assert got.finish_reason == "tool_calls" and got.message.content == "I look it up."
     assert call.function.name == "get_weather" and json.loads(call.function.arguments)["location"].startswith("Oslo")
@@ -75,19 +51,19 @@ def a_tool_is_called_and_its_result_taken():
         got.message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": "sunny"},
     ]
-    got = replay.chat.completions.create(model=NAME, messages=messages, tools=TOOLS).choices[0]
+    got = replay.chat.completions.create(model=NAME, messages=messages, tools=CHAT_TOOLS).choices[0]
     assert got.message.content == "It is sunny in Oslo." and got.finish_reason == "stop"
 
 
 @test
 def arguments_are_streamed_in_pieces():
-    calls = [c.choices[0].delta.tool_calls for c in chat("weather in Oslo", tools=TOOLS, stream=True) if c.choices[0].delta.tool_calls]
+    calls = [c.choices[0].delta.tool_calls for c in chat("weather in Oslo", tools=CHAT_TOOLS, stream=True) if c.choices[0].delta.tool_calls]
     first, *pieces = [call for [call] in calls]
     assert first.id and first.type == "function" and first.function.name == "get_weather"
     texts = [piece.function.arguments for piece in pieces]
     assert len(texts) > 3 and all(piece.id is None and piece.index == 0 for piece in pieces), texts
     assert json.loads("".join(texts)) == {"location": "Oslo, where it is often cold"}
-    with replay.chat.completions.stream(model=NAME, messages=user("weather in Oslo"), tools=TOOLS) as stream:
+    with replay.chat.completions.stream(model=NAME, messages=user("weather in Oslo"), tools=CHAT_TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_completion()
     assert kinds.count("tool_calls.function.arguments.delta") > 3 and "tool_calls.function.arguments.done" in kinds
@@ -96,15 +72,15 @@ def arguments_are_streamed_in_pieces():
 
 @test
 def calls_come_side_by_side_unless_one_is_wanted():
-    message = chat("The weather in Oslo and Rome?", tools=TOOLS).choices[0].message
+    message = chat("The weather in Oslo and Rome?", tools=CHAT_TOOLS).choices[0].message
     places = [json.loads(call.function.arguments)["location"] for call in message.tool_calls]
     assert places == ["Oslo", "Rome"] and len({call.id for call in message.tool_calls}) == 2
-    one = chat("The weather in Oslo and Rome?", tools=TOOLS, parallel_tool_calls=False).choices[0]
+    one = chat("The weather in Oslo and Rome?", tools=CHAT_TOOLS, parallel_tool_calls=False).choices[0]
     [call] = one.message.tool_calls
     assert json.loads(call.function.arguments) == {"location": "Oslo"} and one.finish_reason == "tool_calls"
     indices = {
         call.index
-        for chunk in chat("The weather in Oslo and Rome?", tools=TOOLS, stream=True)
+        for chunk in chat("The weather in Oslo and Rome?", tools=CHAT_TOOLS, stream=True)
         for call in chunk.choices[0].delta.tool_calls or []
     }
     assert indices == {0, 1}
@@ -112,7 +88,7 @@ def calls_come_side_by_side_unless_one_is_wanted():
 
 @test
 def of_a_call_that_breaks_nothing_is_lost():
-    message = chat("Break off", tools=TOOLS).choices[0].message
+    message = chat("Break off", tools=CHAT_TOOLS).choices[0].message
     assert json.loads(message.tool_calls[0].function.arguments) == {"location": "Oslo"}
     assert message.content == "</tool_call> and more"
 
@@ -158,7 +134,7 @@ def the_model_itself_keeps_to_schemas():
 
 @test
 def the_model_itself_calls_the_tool_that_it_must():
-    strict = [{"type": "function", "function": TOOLS[0]["function"] | {"strict": True, "parameters": {
+    strict = [{"type": "function", "function": CHAT_TOOLS[0]["function"] | {"strict": True, "parameters": {
         "type": "object", "additionalProperties": False, "required": ["unit"], "properties": {"unit": {"enum": ["C", "F"]}}}}}]
     for seed in range(3):
         got = chat("Call", model, seed=seed, max_tokens=400, tools=strict, tool_choice="required",
@@ -175,16 +151,6 @@ def the_model_itself_streams_what_it_gives_whole():
         assert "".join(delta.content or "" for delta in deltas) == whole.message.content
     texts = model.completions.create(model=NAME, prompt="Once", max_tokens=8, echo=True)
     assert texts.choices[0].text.startswith("Once") and texts.usage.completion_tokens == 8
-
-
-def main():
-    for function in TESTS:
-        name = function.__name__.replace("_", " ")
-        try:
-            function()
-            print(f"ok      {name}", flush=True)
-        except Exception as error:
-            print(f"FAILED  {name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
 
 
 if __name__ == "__main__":

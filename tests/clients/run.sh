@@ -139,8 +139,9 @@ evaluation_harness() {
 # What agents are made with, each in all of its modes and in an environment of its own, and Anthropic's own client.
 agents() {
     failed=0
-    for library in anthropic_sdk=anthropic llm=llm openai_agents=openai-agents 'pydantic_ai=pydantic-ai-slim[openai]' instructor=instructor \
-        'smolagents=smolagents[openai]' llama_index=llama-index-llms-openai-like haystack=haystack-ai dspy=dspy; do
+    for library in anthropic_sdk=anthropic==2.14.0 llm=llm==0.36 openai_agents=openai-agents==0.24.0 \
+        'pydantic_ai=pydantic-ai-slim[openai]==2.68.0' instructor=instructor==1.17.0 'smolagents=smolagents[openai]==1.26.0' \
+        llama_index=llama-index-llms-openai-like==0.8.1 haystack=haystack-ai==3.4.1 dspy=dspy==3.4.1; do
         one=${library%%=*}
         python_packages "agents-$one" "${library#*=}" || continue
         serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \

@@ -64,11 +64,11 @@ pub enum LineError {
     #[error(
         "{} not supported in files of prompts{}",
         names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
-        why.filter(|_| names.len() == 1).map_or(String::new(), |why| format!(": {why}"))
+        why.map_or(String::new(), |why| format!(": {why}"))
     )]
     Unsupported {
         names: Vec<String>,
-        /// Why the last of them is not.
+        /// Why it is not, where it is one that is known.
         why: Option<&'static str>,
     },
     /// No prompt, or several.
@@ -283,19 +283,20 @@ impl Fields {
 
     /// Nothing is to be left but what changes nothing: what is not done must not be ignored in silence.
     fn end(self) -> Result<(), LineError> {
-        let mut why = None;
-        let mut asks = |name: &str, value: &Value| match RequestField::find(name, Place::Files) {
+        let asks = |name: &str, value: &Value| match RequestField::find(name, Place::Files) {
             _ if value.is_null() => false,
-            Some(field) if field.fate(Place::Files) == Fate::Refused => {
-                why = Some(field.why);
-                field.asks(value)
-            }
+            Some(field) if field.fate(Place::Files) == Fate::Refused => field.asks(value),
             Some(field) => field.fate(Place::Files) != Fate::NoEffect,
             None => true,
         };
         let names: Vec<String> =
             self.0.into_iter().filter(|(name, value)| asks(name, value)).map(|(name, _)| name).collect();
-        if names.is_empty() { Ok(()) } else { Err(LineError::Unsupported { names, why }) }
+        let why = match names.as_slice() {
+            [] => return Ok(()),
+            [name] => RequestField::find(name, Place::Files).map(|field| field.why).filter(|why| !why.is_empty()),
+            _ => None,
+        };
+        Err(LineError::Unsupported { names, why })
     }
 }
 
@@ -420,5 +421,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_reason_is_that_of_the_field_that_is_refused() {
+        let said = |more: &str| {
+            let line = format!("{{\"prompt\": \"a\", {more}}}").into_bytes();
+            RequestLine::parse(PromptFormat::Jsonl, line).expect_err(more).to_string()
+        };
+        let why = RequestField::find("stream", Place::Files).expect("a row").why;
+        assert_eq!(said("\"stream\": true"), format!("`stream` not supported in files of prompts: {why}"));
+        assert_eq!(said("\"stream\": false, \"foo\": 1"), "`foo` not supported in files of prompts");
+        assert_eq!(said("\"stream\": true, \"foo\": 1"), "`stream`, `foo` not supported in files of prompts");
     }
 }

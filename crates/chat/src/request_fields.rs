@@ -1,5 +1,6 @@
-//! What becomes of the fields of requests, of all APIs that clients speak: a table, `request_fields.table`. Servers and
-//! files of prompts read it, so that what would change an answer and is not done is refused, whoever is asked.
+//! What becomes of the fields of OpenAI's, vLLM's, `SGLang`'s and llama.cpp's requests: a table,
+//! `request_fields.table`. Servers and files of prompts read it, so that what would change an answer and is not done is
+//! refused, whoever is asked.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

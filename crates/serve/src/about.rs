@@ -39,7 +39,6 @@ async fn server_info(State(server): State<Arc<Server>>) -> Json<Value> {
         "tokenizer_path": name(&server),
         "version": env!("CARGO_PKG_VERSION"),
         "context_length": facts.context_tokens,
-        "max_total_num_tokens": facts.context_tokens,
         "max_running_requests": facts.most_answers,
         "dp_size": replicas,
         "vocab_size": facts.vocab_size,
@@ -74,10 +73,10 @@ async fn load_of_all(State(server): State<Arc<Server>>) -> Json<Value> {
 /// What harnesses that have no tokenizer of their own ask.
 async fn tokenizer_info(State(server): State<Arc<Server>>) -> Json<Value> {
     let spelled = |id: &u32| server.tokenizer.decode(*id).ok().map(|name| String::from_utf8_lossy(name).into_owned());
-    let eos = server.ends.first().and_then(spelled);
+    let (bos, eos) = (server.tokenizer.begun(Vec::new()), server.ends.first().and_then(spelled));
     Json(json!({
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": null,
+        "bos_token": bos.first().and_then(spelled),
         "eos_token": eos,
         "pad_token": eos,
         "eos_token_ids": server.ends,

@@ -102,7 +102,7 @@ impl Ask {
             tools,
             one_call: !body.get("parallel_tool_calls").map_or(Ok(true), |field| field.flag())?,
             format,
-            stop: StopText::new(stops(body)?)?,
+            stop: stop(body.get("stop"))?,
             ignore_eos: flag("ignore_eos")?,
             n_logprobs: None,
             stream: flag("stream")?,
@@ -200,13 +200,20 @@ fn texts(body: &Field, name: &str) -> Result<Vec<String>, ApiError> {
     list.iter().map(|text| text.text().map(str::to_owned)).collect()
 }
 
-fn stops(body: &Field) -> Result<Vec<String>, ApiError> {
-    let Some(stop) = body.get("stop") else { return Ok(Vec::new()) };
-    if let Value::String(text) = stop.value() {
-        return Ok(vec![text.clone()]);
-    }
-    let list = stop.list().map_err(|_| stop.wrong("a string or a list of strings"))?;
-    list.iter().map(|stop| stop.text().map(str::to_owned)).collect()
+/// Where visible text ends: at a string, or at one of a list.
+///
+/// # Errors
+/// It is neither, or the list is too long.
+pub(crate) fn stop(field: Option<Field>) -> Result<StopText, ApiError> {
+    let Some(stop) = field else { return Ok(StopText::default()) };
+    let texts = match stop.value() {
+        Value::String(text) => vec![text.clone()],
+        _ => {
+            let list = stop.list().map_err(|_| stop.wrong("a string or a list of strings"))?;
+            list.iter().map(|stop| stop.text().map(str::to_owned)).collect::<Result<_, _>>()?
+        }
+    };
+    StopText::new(texts, stop.path())
 }
 
 /// A text, or the texts of parts of these types.
@@ -287,9 +294,13 @@ mod tests {
 
     #[test]
     fn stops_are_one_or_a_list() {
-        assert_eq!(value_of(json!({"stop": "a"}), stops), Ok(vec!["a".to_owned()]));
-        assert_eq!(value_of(json!({"stop": ["a", "b"]}), stops).map(|stops| stops.len()), Ok(2));
-        assert_eq!(value_of(json!({"stop": ["a", 1]}), stops), Err("stop[1]".into()));
+        let told =
+            |body: Value, text: &str| value_of(body, |body| stop(body.get("stop")).map(|mut stop| stop.push(text)));
+        assert_eq!(told(json!({"stop": "b"}), "abc"), Ok("a".into()));
+        assert_eq!(told(json!({"stop": ["c", "b"]}), "abc"), Ok("a".into()));
+        assert_eq!(told(json!({}), "abc"), Ok("abc".into()));
+        assert_eq!(told(json!({"stop": ["a", 1]}), ""), Err("stop[1]".into()));
+        assert_eq!(told(json!({"stop": vec!["a"; 17]}), ""), Err("stop".into()));
     }
 
     #[test]

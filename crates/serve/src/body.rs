@@ -311,7 +311,7 @@ fn text_len(json: &[u8], at: &mut usize) -> usize {
 #[derive(Debug)]
 pub(crate) struct PromptBody {
     pub(crate) prompt: Option<Prompts>,
-    pub(crate) tokens: Option<Prompts>,
+    pub(crate) tokens: Option<Vec<u32>>,
     /// All else: an object.
     pub(crate) rest: Value,
 }

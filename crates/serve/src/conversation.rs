@@ -27,6 +27,12 @@ pub(crate) enum ConversationItem {
 }
 
 impl ConversationItem {
+    /// Whether it is a turn of the assistant that ends in a text, with which the model can go on.
+    pub(crate) fn ends_in_text(&self) -> bool {
+        let Self::Assistant(turn) = self else { return false };
+        matches!(turn.last().map(|made| &made.part), Some(MessagePart::Content { text, .. }) if !text.is_empty())
+    }
+
     /// Bytes that it takes, about.
     pub(crate) fn size_bytes(&self) -> usize {
         64 + match self {

@@ -235,15 +235,10 @@ impl IntoResponse for ApiError {
         if matches!(self.code, Some("internal_error" | "timeout")) {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
-        response.extensions_mut().insert(ErrorCode(self.code.unwrap_or(self.kind)));
         response.extensions_mut().insert(Arc::new(self));
         response
     }
 }
-
-/// Of a response that is an error: its code, for the log.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ErrorCode(pub &'static str);
 
 #[cfg(test)]
 mod tests {

@@ -1,5 +1,6 @@
 //! The form of an answer, as clients of several servers ask for it: `response_format` and `text.format` of OpenAI,
-//! `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp.
+//! `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp,
+//! `output_config.format` of Anthropic.
 
 use serde_json::Value;
 
@@ -69,6 +70,22 @@ impl TextFormat {
             }
         }
         Ok(found.map_or(Self::Text, |(form, _)| form))
+    }
+
+    /// Reads `output_config.format` of Anthropic's API: a schema, which has no name there.
+    ///
+    /// # Errors
+    /// Another type, a schema that is no object.
+    pub(crate) fn of_messages(format: &Field) -> Result<Self, ApiError> {
+        format.need("type")?.one_of(&[("json_schema", ())])?;
+        let schema = format.need("schema")?;
+        Ok(Self::Schema {
+            name: "answer".to_owned(),
+            description: None,
+            schema: schema.object()?.value().clone(),
+            place: schema.path().to_owned(),
+            is_told: true,
+        })
     }
 
     /// Reads `response_format` or `text.format`.

@@ -1,4 +1,4 @@
-//! Who may ask: API keys, held as digests and compared in constant time.
+//! Who may ask, and how often: API keys, held as digests and compared in constant time, and the limits of each.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -95,18 +95,6 @@ impl Keys {
         Self { digests, uses: Arc::new(uses) }
     }
 
-    /// What a key that was brought may begin now.
-    fn begin(&self, headers: &HeaderMap) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        if self.uses.iter().all(|of| of.limits == KeyLimits::default()) {
-            return Ok(None);
-        }
-        let index = given(headers).and_then(|key| {
-            let given = digest(key);
-            self.digests.iter().position(|known| bool::from(known.ct_eq(&given)))
-        });
-        index.and_then(|index| self.uses.get(index)).map_or(Ok(None), |of| of.begin(Instant::now()))
-    }
-
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.digests.is_empty()
@@ -114,34 +102,53 @@ impl Keys {
 
     /// Whether this is one of them.
     pub fn opens(&self, key: &str) -> bool {
-        self.caller(key).is_some()
+        self.index(key).is_some()
     }
 
-    /// Whose key this is, if it is one. Takes as long whichever it is.
-    fn caller(&self, key: &str) -> Option<Caller> {
+    /// Which of them this is, if it is one. Takes as long whichever it is.
+    fn index(&self, key: &str) -> Option<usize> {
         let given = digest(key);
-        let (mut is_known, mut number) = (Choice::from(0), 0_u64);
-        for known in &self.digests {
+        let (mut is_known, mut index) = (Choice::from(0), 0_u64);
+        // Of two that are the same the first counts.
+        for (i, known) in self.digests.iter().enumerate().rev() {
             let is_this = known.ct_eq(&given);
-            let of_this =
-                u64::from_le_bytes([known[0], known[1], known[2], known[3], known[4], known[5], known[6], known[7]]);
-            number.conditional_assign(&of_this, is_this);
+            index.conditional_assign(&(i as u64), is_this);
             is_known |= is_this;
         }
-        bool::from(is_known).then_some(Caller(if self.digests.len() > 1 { number } else { 0 }))
+        bool::from(is_known).then_some(index as usize)
     }
 
-    fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    /// Whose a key is.
+    fn caller(&self, index: usize) -> Caller {
+        let number = self.digests[index].first_chunk().copied().map_or(0, u64::from_le_bytes);
+        Caller(if self.digests.len() > 1 { number } else { 0 })
+    }
+
+    /// The key that a request brought, none where it needs none.
+    fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
         if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) {
-            return Ok(Caller::default());
+            return Ok(None);
         }
         match given(headers) {
-            Some(key) => self.caller(key).ok_or_else(|| ApiError::invalid_api_key("the API key is wrong")),
-            None if OPEN_WITHOUT_KEY.contains(&path) => Ok(Caller::default()),
+            Some(key) => self.index(key).map(Some).ok_or_else(|| ApiError::invalid_api_key("the API key is wrong")),
+            None if OPEN_WITHOUT_KEY.contains(&path) => Ok(None),
             None => Err(ApiError::invalid_api_key(
                 "this server needs an API key: `Authorization: Bearer KEY` or `X-Api-Key: KEY`",
             )),
         }
+    }
+
+    /// Lets a request in, if it may come: whose it is, and what is held until it ends.
+    fn admit(
+        &self,
+        method: &Method,
+        path: &str,
+        headers: &HeaderMap,
+    ) -> Result<(Caller, Option<OwnedSemaphorePermit>), ApiError> {
+        let Some(index) = self.check(method, path, headers)? else { return Ok((Caller::default(), None)) };
+        let is_counted = *method == Method::POST;
+        let permit = if is_counted { self.uses[index].begin(Instant::now())? } else { None };
+        Ok((self.caller(index), permit))
     }
 }
 
@@ -160,11 +167,7 @@ fn given(headers: &HeaderMap) -> Option<&str> {
 /// Lets only those in who may ask; handlers find who it is as an extension.
 pub(super) async fn check(State(server): State<Arc<Server>>, mut request: Request, next: Next) -> Response {
     let keys = &server.options.keys;
-    let checked = keys.check(request.method(), request.uri().path(), request.headers()).and_then(|caller| {
-        let begun = (*request.method() == Method::POST).then(|| keys.begin(request.headers()));
-        Ok((caller, begun.transpose()?.flatten()))
-    });
-    match checked {
+    match keys.admit(request.method(), request.uri().path(), request.headers()) {
         Ok((caller, permit)) => {
             if let Some(record) = Record::current() {
                 record.set_caller(caller);
@@ -189,10 +192,10 @@ mod tests {
     fn a_key_opens_and_another_does_not() {
         let keys = Keys::new(["one", "other"]);
         let check = |path: &str, headers: &HeaderMap| keys.check(&Method::GET, path, headers);
-        let one = check("/v1/x", &with("authorization", "Bearer one")).unwrap();
-        let other = check("/v1/x", &with("x-api-key", "other")).unwrap();
-        assert_ne!(one, other);
-        assert_eq!(check("/v1/x", &with("authorization", "bearer  one")).unwrap(), one);
+        let caller = |headers: HeaderMap| keys.admit(&Method::GET, "/v1/x", &headers).unwrap().0;
+        let one = caller(with("authorization", "Bearer one"));
+        assert_ne!(one, caller(with("x-api-key", "other")));
+        assert_eq!(caller(with("authorization", "bearer  one")), one);
         for headers in [with("authorization", "Bearer onee"), with("authorization", "Basic one"), HeaderMap::new()] {
             assert_eq!(check("/v1/x", &headers).unwrap_err().status.as_u16(), 401);
             assert!(check("/health", &headers).is_ok());
@@ -206,7 +209,8 @@ mod tests {
     fn a_key_may_do_what_its_limits_say() {
         let limits = KeyLimits { running: Some(1), per_minute: Some(2) };
         let keys = Keys::with_limits([("one", limits), ("other", KeyLimits::default())]);
-        let begin = |key| keys.begin(&with("x-api-key", key));
+        let admit = |method, key| keys.admit(&method, "/v1/x", &with("x-api-key", key)).map(|(_, permit)| permit);
+        let begin = |key| admit(Method::POST, key);
         let first = begin("one").unwrap();
         let refused = begin("one").unwrap_err();
         assert_eq!((refused.status.as_u16(), refused.code), (429, Some("rate_limit_exceeded")));
@@ -214,15 +218,15 @@ mod tests {
         begin("one").unwrap();
         let refused = begin("one").unwrap_err();
         assert!(refused.retry_after.is_some_and(|wait| wait > Duration::from_secs(20)), "{refused:?}");
-        assert!((0..9).all(|_| begin("other").unwrap().is_none()));
+        assert!((0..9).all(|_| begin("other").unwrap().is_none() && admit(Method::GET, "one").unwrap().is_none()));
         let later = Instant::now() + Duration::from_secs(31);
         keys.uses[0].begin(later).unwrap();
     }
 
     #[test]
     fn a_single_key_is_nobody_in_particular_and_without_keys_any_will_do() {
-        let check = |keys: Keys| keys.check(&Method::GET, "/v1/x", &with("x-api-key", "one"));
-        assert_eq!(check(Keys::new(["one"])), Ok(Caller(0)));
-        assert_eq!(check(Keys::default()), Ok(Caller(0)));
+        let caller = |keys: Keys| keys.admit(&Method::GET, "/v1/x", &with("x-api-key", "one")).unwrap().0;
+        assert_eq!(caller(Keys::new(["one"])), Caller(0));
+        assert_eq!(caller(Keys::default()), Caller(0));
     }
 }

@@ -1,4 +1,5 @@
-//! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, and a few of our own.
+//! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, a few of our own, and what
+//! `/proc` says of the process.
 
 mod process;
 

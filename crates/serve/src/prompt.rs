@@ -30,6 +30,27 @@ pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a ConversationItem
     body_bytes.max(entries.into_iter().map(ConversationItem::size_bytes).sum()) > LONG_TEXT_BYTES
 }
 
+/// A request and its prompt, which is made of its `parts`. `param` is the field that its conversation stands in.
+///
+/// # Errors
+/// As [`build`].
+pub(crate) async fn of<R: Send + 'static>(
+    server: &Arc<Server>,
+    caller: Caller,
+    request: R,
+    parts: fn(&R) -> (&Ask, &[ConversationItem]),
+    param: &'static str,
+) -> Result<(R, Prompt), ApiError> {
+    let (shared, is_long) = (Arc::clone(server), is_long(parts(&request).1));
+    let work = move |is_wanted: &dyn Fn() -> bool| {
+        let (ask, entries) = parts(&request);
+        let entries: Vec<&ConversationItem> = entries.iter().collect();
+        let prompt = build(&shared, caller, ask, &entries, param, is_wanted)?;
+        Ok((request, prompt))
+    };
+    server.long_work.run(is_long, work).await?
+}
+
 /// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
 /// than the context, or nobody wants it any more.
 ///
@@ -197,14 +218,12 @@ pub(crate) async fn masks(
     };
     let (tools, choice) = (ask.tools.enforced(), ask.tools.choice.clone());
     let is_bound = ask.is_bound();
-    let wanted = Wanted { tools, choice, format, thoughts };
-    let all = (0..MAX_LOOSENED).map(|_| ());
-    let mut wanted = wanted;
-    for () in all {
+    let mut wanted = Wanted { tools, choice, format, thoughts };
+    for n_left in (0..MAX_TRIES).rev() {
         match of_wanted(server, &wanted, is_bound, n).await? {
             Ok(masks) => return Ok(masks.into_iter().map(|mask| Some(timed(server, mask))).collect()),
             // Nobody insists on some of the schemas.
-            Err(error) if loosen(&mut wanted, &ask.tools.callable(), &error) => {
+            Err(error) if loosen(&mut wanted, &ask.tools.callable(), &error, n_left > 1) => {
                 tracing::debug!("a schema is not enforced: {error}");
             }
             Err(error) if is_bound => return Err(refusal(ask, &error)),
@@ -217,16 +236,17 @@ pub(crate) async fn masks(
     Err(ApiError::internal("the schemas of tools could not be tried"))
 }
 
-/// Schemas of tools that are given up one by one; then all are that may be.
-const MAX_LOOSENED: usize = 6;
+/// Grammars that are tried: after each but the last two the schema that kept it from being made is given up, after the
+/// last but one all are that may be.
+const MAX_TRIES: usize = 6;
 
 /// Gives up what a client does not insist on and what keeps a grammar from being made; whether that is anything.
-/// `insisted` are the tools as the client has them.
-fn loosen(wanted: &mut Wanted, insisted: &[Tool], error: &GrammarError) -> bool {
+/// `insisted` are the tools as the client has them. With `one_by_one` a schema that the error names goes alone.
+fn loosen(wanted: &mut Wanted, insisted: &[Tool], error: &GrammarError, one_by_one: bool) -> bool {
     let own = |tool: &Tool| insisted.iter().any(|own| own.name == tool.name && own.strict);
     let mut loose = wanted.tools.iter_mut().filter(|tool| tool.strict && !own(tool));
     match error {
-        GrammarError::Tool { name, .. } if insisted.len() < MAX_LOOSENED - 1 => {
+        GrammarError::Tool { name, .. } if one_by_one => {
             loose.find(|tool| tool.name == *name).map(|tool| tool.strict = false).is_some()
         }
         _ => loose.map(|tool| tool.strict = false).count() > 0,

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse, Response};
 use tokio::sync::OwnedSemaphorePermit;
 
 use super::Server;
-use super::error::{ApiError, ErrorCode};
+use super::error::ApiError;
 use super::keys::Caller;
 use super::mailbox::{Ending, Failed, Times};
 use super::watched_body::{Watched, Watcher};
@@ -221,7 +221,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     }
     let mut known = record.known();
     known.status = Some(response.status());
-    known.code = response.extensions().get::<ErrorCode>().map(|code| code.0);
+    known.code = response.extensions().get::<Arc<ApiError>>().map(|error| error.code.unwrap_or(error.kind));
     drop(known);
     response.map(|body| Body::new(Watched::new(body, entry)))
 }

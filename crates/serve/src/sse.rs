@@ -26,6 +26,9 @@ const KEEP_ALIVE: &str = ": keep-alive\n\n";
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Event(String);
 
+/// An event that is not written yet, by its name.
+pub(crate) type NamedEvent = (&'static str, Value);
+
 impl Event {
     /// An event of this text, which has no line breaks.
     pub(crate) fn data(text: &str) -> Self {
@@ -34,6 +37,13 @@ impl Event {
 
     pub(crate) fn named(kind: &str, data: &Value) -> Self {
         Self(format!("event: {kind}\ndata: {data}\n\n"))
+    }
+
+    /// Those that are ready, which are taken, if there are any.
+    pub(crate) fn of_ready(ready: &mut Vec<NamedEvent>) -> Option<Self> {
+        let mut events = Self::default();
+        ready.drain(..).for_each(|(kind, event)| events.push(&Self::named(kind, &event)));
+        (!events.is_empty()).then_some(events)
     }
 
     /// Has another one come behind.

@@ -16,14 +16,14 @@ pub(crate) struct StopText {
 }
 
 impl StopText {
-    /// Looks for these; an empty string is none.
+    /// Looks for these, which stand in the field `param`; an empty string is none.
     ///
     /// # Errors
     /// `invalid_value`, if there are too many.
-    pub(crate) fn new(stops: Vec<String>) -> Result<Self, ApiError> {
+    pub(crate) fn new(stops: Vec<String>, param: &str) -> Result<Self, ApiError> {
         if stops.len() > MAX_STOPS {
-            let message = format!("`stop` has {} strings, it may have {MAX_STOPS}", stops.len());
-            return Err(ApiError::invalid("stop", message));
+            let message = format!("`{param}` has {} strings, it may have {MAX_STOPS}", stops.len());
+            return Err(ApiError::invalid(param, message));
         }
         Ok(Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), ..Self::default() })
     }
@@ -84,12 +84,12 @@ mod tests {
 
     #[test]
     fn a_stop_is_found_across_pieces_and_not_told() {
-        let mut stop = StopText::new(vec!["END".into(), "".into()]).unwrap();
+        let mut stop = StopText::new(vec!["END".into(), "".into()], "stop").unwrap();
         let told: Vec<String> = ["a E", "N", "x E", "ND b", "c"].iter().map(|text| stop.push(text)).collect();
         assert_eq!(told, ["a ", "", "ENx ", "", ""]);
         assert!(stop.is_over());
         assert_eq!(stop.finish(), "");
-        assert_eq!(StopText::new(vec![String::new(); 17]).unwrap_err().param.unwrap(), "stop");
+        assert_eq!(StopText::new(vec![String::new(); 17], "stop").unwrap_err().param.unwrap(), "stop");
     }
 
     proptest! {
@@ -106,7 +106,7 @@ mod tests {
                 found.map(|len| end - len)
             };
             let end = ends.into_iter().find_map(cut);
-            let mut stop = StopText::new(stops.clone()).unwrap();
+            let mut stop = StopText::new(stops.clone(), "stop").unwrap();
             let mut told: String = pieces.iter().map(|piece| stop.push(piece)).collect();
             prop_assert_eq!(stop.is_over(), end.is_some());
             told += &stop.finish();

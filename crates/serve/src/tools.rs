@@ -61,20 +61,38 @@ impl Tools {
     /// A tool that is none, a name that no header can carry, a choice of what is not there.
     pub(crate) fn read(body: &Field, hosted: Hosted) -> Result<Self, ApiError> {
         let mut tools = Self::default();
-        let given = body.get("tools").map_or(Ok(Vec::new()), |list| list.list())?;
-        if given.len() > MAX_TOOLS {
-            let list = body.need("tools")?;
-            return Err(
-                list.error("invalid_value", format!("`tools` are {}, at most {MAX_TOOLS} are taken", given.len()))
-            );
-        }
-        for tool in &given {
+        for tool in &list(body)? {
             tools.read_tool(tool, hosted)?;
         }
-        tools.choice = if tools.offered.is_empty() { ToolChoice::None } else { ToolChoice::Auto };
-        if let Some(choice) = body.get("tool_choice") {
-            tools.read_choice(&choice)?;
+        tools.choose(body, Self::read_choice)?;
+        Ok(tools)
+    }
+
+    /// Reads those of Anthropic's API.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub(crate) fn read_messages(body: &Field) -> Result<Self, ApiError> {
+        let mut tools = Self::default();
+        for tool in &list(body)? {
+            if let Some(kind) = tool.get("type").filter(|kind| kind.value() != "custom") {
+                return Err(kind.unsupported("only tools with an `input_schema` of their own are offered here"));
+            }
+            let strict = tool.get("strict").map_or(Ok(false), |strict| strict.flag())?;
+            let offered = tools.named_tool(tool, None, false)?;
+            let schema = tool.need("input_schema")?;
+            let parameters = Some(schema.object()?.value().clone());
+            tools.offer(Tool { parameters, strict, ..offered }, schema.path().to_owned());
         }
+        tools.choose(body, |tools, choice| {
+            let kinds = [("auto", 0), ("any", 1), ("none", 2), ("tool", 3)];
+            Ok(match choice.need("type")?.one_of(&kinds)? {
+                0 => ToolChoice::Auto,
+                1 => ToolChoice::Required,
+                2 => ToolChoice::None,
+                _ => ToolChoice::Named(tools.named(choice)?),
+            })
+        })?;
         Ok(tools)
     }
 
@@ -129,7 +147,7 @@ impl Tools {
             ("custom", Hosted::Refused) => {
                 Err(tool.need("type")?.unsupported("tools whose input is plain text are those of `/v1/responses`"))
             }
-            (kind, Hosted::LeftOut) if warn_once(kind) => Ok(()),
+            (kind, Hosted::LeftOut) if is_hosted(kind) => Ok(()),
             (_, Hosted::LeftOut) => {
                 Err(tool.need("type")?.wrong("`function`, `custom`, `namespace`, or one of OpenAI's own"))
             }
@@ -201,35 +219,46 @@ impl Tools {
         })
     }
 
-    fn read_choice(&mut self, choice: &Field) -> Result<(), ApiError> {
+    /// Takes what the request says of which may be called; `read` reads that.
+    fn choose(
+        &mut self,
+        body: &Field,
+        read: impl FnOnce(&mut Self, &Field) -> Result<ToolChoice, ApiError>,
+    ) -> Result<(), ApiError> {
+        let choice = match body.get("tool_choice") {
+            None => ToolChoice::Auto,
+            Some(choice) => {
+                let read = read(self, &choice)?;
+                let n_callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
+                if n_callable == 0 && matches!(read, ToolChoice::Required | ToolChoice::Named(_)) {
+                    let message = "`tool_choice` wants a call, and there are no tools";
+                    return Err(choice.error("invalid_value", message.to_owned()));
+                }
+                read
+            }
+        };
+        let has_none = choice == ToolChoice::Auto && self.offered.is_empty();
+        self.choice = if has_none { ToolChoice::None } else { choice };
+        Ok(())
+    }
+
+    fn read_choice(&mut self, choice: &Field) -> Result<ToolChoice, ApiError> {
         type Mode = (&'static str, fn() -> ToolChoice);
         const MODES: [Mode; 3] =
             [("none", || ToolChoice::None), ("auto", || ToolChoice::Auto), ("required", || ToolChoice::Required)];
-        self.choice = if choice.value().is_string() {
-            choice.one_of(&MODES)?()
-        } else {
-            let kind = choice.need("type")?;
-            match kind.text()? {
-                "function" | "custom" => ToolChoice::Named(self.named(choice)?),
-                "allowed_tools" => {
-                    let allowed = choice.get("allowed_tools").unwrap_or_else(|| choice.clone());
-                    let names = allowed.need("tools")?.list()?;
-                    self.allowed = Some(names.iter().map(|tool| self.named(tool)).collect::<Result<_, _>>()?);
-                    allowed.need("mode")?.one_of(&MODES[1..])?()
-                }
-                _ => return Err(kind.unsupported("only functions and custom tools can be chosen")),
+        if choice.value().is_string() {
+            return Ok(choice.one_of(&MODES)?());
+        }
+        let kind = choice.need("type")?;
+        match kind.text()? {
+            "function" | "custom" => Ok(ToolChoice::Named(self.named(choice)?)),
+            "allowed_tools" => {
+                let allowed = choice.get("allowed_tools").unwrap_or_else(|| choice.clone());
+                let names = allowed.need("tools")?.list()?;
+                self.allowed = Some(names.iter().map(|tool| self.named(tool)).collect::<Result<_, _>>()?);
+                Ok(allowed.need("mode")?.one_of(&MODES[1..])?())
             }
-        };
-        let callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
-        match self.choice {
-            ToolChoice::Required | ToolChoice::Named(_) if callable == 0 => {
-                Err(choice.error("invalid_value", "`tool_choice` wants a call, and there are no tools".to_owned()))
-            }
-            ToolChoice::Auto if self.offered.is_empty() => {
-                self.choice = ToolChoice::None;
-                Ok(())
-            }
-            _ => Ok(()),
+            _ => Err(kind.unsupported("only functions and custom tools can be chosen")),
         }
     }
 
@@ -250,6 +279,17 @@ impl Tools {
             _ => Err(name.wrong("the name of one of the tools")),
         }
     }
+}
+
+/// The tools of a request.
+fn list<'a>(body: &Field<'a>) -> Result<Vec<Field<'a>>, ApiError> {
+    let Some(tools) = body.get("tools") else { return Ok(Vec::new()) };
+    let list = tools.list()?;
+    if list.len() > MAX_TOOLS {
+        let message = format!("`tools` are {}, at most {MAX_TOOLS} are taken", list.len());
+        return Err(tools.error("invalid_value", message));
+    }
+    Ok(list)
 }
 
 /// A name that a header can carry, of a tool or of a call.
@@ -287,7 +327,7 @@ const HOSTED: [&str; 12] = [
 ];
 
 /// Whether a type is one of them, of any date (`web_search_2025_08_26`). Warns once for each.
-fn warn_once(kind: &str) -> bool {
+fn is_hosted(kind: &str) -> bool {
     static WARNED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     let is_dated = |known: &&str| {
         kind.strip_prefix(known).is_some_and(|rest| rest.bytes().all(|byte| byte == b'_' || byte.is_ascii_digit()))

@@ -249,7 +249,7 @@ fn prompt(
     let masked: Vec<Option<String>> = texts.map(Result::ok).collect();
     let masked = Masked::ALL.into_iter().zip(masked.iter().map(Option::as_deref));
     let whose = Whose::new(&text, masked, template, &given.messages);
-    let end = if given.is_continued { end_of_last(&text, given)? } else { text.len() };
+    let end = if given.is_continued { end_of_last(&whose, given)? } else { text.len() };
     let mut unclear = None;
     let ids = tokenizer.encode_with_specials_where(&text.as_bytes()[..end], |offset, len| {
         let origin = whose.origin(offset, len);
@@ -264,12 +264,20 @@ fn prompt(
     }
 }
 
-/// Where the last message ends in a prompt: with its blanks, if they are there.
-fn end_of_last(text: &str, given: &Given) -> Result<usize, ChatTemplateError> {
+/// Where the last message ends in a prompt: with its blanks, if they are there. The template's own words may have the
+/// same text, such as the names of tokens behind it.
+fn end_of_last(whose: &Whose<'_>, given: &Given) -> Result<usize, ChatTemplateError> {
     let last = given.messages.last().map_or("", |message| message.content.trim_start());
+    let said = last.trim_end();
     let left_out = || ChatTemplateError::Render("the message that is to go on is not in the prompt".to_owned());
-    let begin = text.rfind(last.trim_end()).ok_or_else(left_out)?;
-    let whole = if text[begin..].starts_with(last) { last } else { last.trim_end() };
+    if said.is_empty() {
+        return Err(left_out());
+    }
+    let places = || whose.text.rmatch_indices(said).map(|(at, _)| at);
+    let is_unclear = |at: &usize| whose.origin(*at, said.len()) == TextOrigin::Unclear;
+    let begin = places().find(|at| whose.is_marked(*at, said.len())).or_else(|| places().find(is_unclear));
+    let begin = begin.ok_or_else(left_out)?;
+    let whole = if whose.text[begin..].starts_with(last) { last } else { said };
     Ok(begin + whole.len())
 }
 

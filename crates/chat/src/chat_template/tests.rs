@@ -201,3 +201,26 @@ fn today_is_written_as_a_template_wants_it() {
     let date = text_of(&ids("{{ strftime_now('%d.%m.%Y') }}", &[]).expect("renders"));
     assert_eq!(date.split('.').rev().collect::<Vec<_>>().join("-"), today());
 }
+
+#[test]
+fn a_begun_answer_ends_where_its_message_does() {
+    let chatml = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}\
+                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let looks = "{% if 'end' in messages[1].content %}+{% endif %}{{ messages[1].content }}<|im_end|>";
+    let continued = |template: &str, last: &str| {
+        let messages = vec![TemplateMessage::new("user", "The end"), TemplateMessage::new("assistant", last)];
+        let given = Given { messages, is_continued: true, ..Given::default() };
+        let ids = prompt(template, &given, &Tokenizer::o200k_harmony(), |job| Ok(render::render(job)))?;
+        Ok::<_, ChatTemplateError>(text_of(&ids))
+    };
+    for last in ["end", "i", "The", "<|im_end|>", "assistant"] {
+        let want = format!("<|im_start|>user\nThe end<|im_end|>\n<|im_start|>assistant\n{last}");
+        assert_eq!(continued(chatml, last).expect(last), want);
+    }
+    assert_eq!(continued(looks, "the end, ").expect("signs"), "+the end, ");
+    assert_eq!(continued(looks, "an end").expect("nothing in it tells"), "+an end");
+    for nothing in [" ", "\n\n"] {
+        let error = continued(chatml, nothing).expect_err("blanks alone");
+        assert!(error.to_string().contains("is not in the prompt"), "{error}");
+    }
+}

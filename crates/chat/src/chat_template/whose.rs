@@ -121,7 +121,7 @@ impl<'a> Whose<'a> {
     /// message whose letters it looks at.
     pub(crate) fn origin(&self, offset: usize, len: usize) -> TextOrigin {
         let name = &self.text[offset..offset + len];
-        if self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true)) {
+        if self.is_marked(offset, len) {
             return TextOrigin::Message;
         }
         let took_the_same_way = |kind| self.masks.iter().any(|(masked, _)| *masked == kind);
@@ -135,6 +135,11 @@ impl<'a> Whose<'a> {
         let letters_are_its_own = (name.contains(is_sign) && self.template.contains(name))
             || !words.any(|word| self.messages_have(|text| text.contains(word)));
         if signs_are_its_own && letters_are_its_own { TextOrigin::Template } else { TextOrigin::Unclear }
+    }
+
+    /// Whether a mask marks some of these bytes as a message's.
+    pub(crate) fn is_marked(&self, offset: usize, len: usize) -> bool {
+        self.masks.iter().any(|(_, bytes)| bytes[offset..offset + len].contains(&true))
     }
 
     fn messages_have(&self, is_such: impl Fn(&str) -> bool) -> bool {

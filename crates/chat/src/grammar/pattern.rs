@@ -18,11 +18,19 @@ const OTHERS: [&str; 3] = ["é", "中", "😀"];
 
 /// Whether a pattern looks around.
 pub(super) fn looks_around(pattern: &str) -> bool {
-    let mut is_escaped = false;
-    pattern.char_indices().any(|(at, c)| {
-        let here = !std::mem::take(&mut is_escaped) && c == '(';
-        is_escaped = c == '\\' && !is_escaped_at(pattern, at);
-        here && ["(?!", "(?=", "(?<!", "(?<="].iter().any(|mark| pattern[at..].starts_with(mark))
+    parentheses(pattern)
+        .any(|(at, _)| ["(?!", "(?=", "(?<!", "(?<="].iter().any(|mark| pattern[at..].starts_with(mark)))
+}
+
+/// The parentheses of a pattern that group: those that are escaped or in a class are characters.
+fn parentheses(pattern: &str) -> impl Iterator<Item = (usize, char)> {
+    let mut in_class = false;
+    pattern.char_indices().filter(move |&(at, c)| {
+        if !matches!(c, '[' | ']' | '(' | ')') || is_escaped_at(pattern, at) {
+            return false;
+        }
+        in_class = c == '[' || in_class && c != ']';
+        !in_class && c != ']'
     })
 }
 
@@ -58,15 +66,12 @@ pub(super) fn without_look_around(pattern: &str) -> Result<String, String> {
 
 /// Where a group ends whose beginning was read.
 fn end_of_group(text: &str) -> Option<usize> {
-    let (mut depth, mut in_class) = (0, false);
-    for (at, c) in text.char_indices().filter(|(at, _)| !is_escaped_at(text, *at)) {
+    let mut depth = 0;
+    for (at, c) in parentheses(text) {
         match c {
-            '[' => in_class = true,
-            ']' => in_class = false,
-            '(' if !in_class => depth += 1,
-            ')' if !in_class && depth == 0 => return Some(at),
-            ')' if !in_class => depth -= 1,
-            _ => {}
+            '(' => depth += 1,
+            _ if depth == 0 => return Some(at),
+            _ => depth -= 1,
         }
     }
     None
@@ -289,5 +294,8 @@ mod tests {
         assert!(why("^a(?<!b)$").contains("behind the beginning"));
         assert!(why("^(?!é)a$").contains("beyond ASCII"));
         assert!(!looks_around(r"\(?!a") && !looks_around("(?:a)") && looks_around(r"\\(?!a)"));
+        for (pattern, looks) in [("^[(?!]+$", false), (r"[\](?=]", false), ("[(](?=a)", true), (r"[\[](?!a)", true)] {
+            assert_eq!(looks_around(pattern), looks, "{pattern}");
+        }
     }
 }

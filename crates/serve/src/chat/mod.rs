@@ -19,14 +19,12 @@ use super::Server;
 use super::answer::Finish;
 use super::body;
 use super::choices::{Choices, News, Usage};
-use super::conversation::ConversationItem;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
 use super::prompt;
 use super::sse::{self, Event};
 use super::tokens;
-use chat::chat_format::Prompt;
 use engine::scheduler::Wish;
 
 /// The field that a prompt is made of.
@@ -39,21 +37,6 @@ pub(crate) fn router() -> Router<Arc<Server>> {
         .route("/apply-template", post(apply_template))
 }
 
-/// A request and its prompt.
-async fn prompted(
-    server: &Arc<Server>,
-    caller: Caller,
-    request: ChatRequest,
-) -> Result<(ChatRequest, Prompt), ApiError> {
-    let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
-    let work = move |is_wanted: &dyn Fn() -> bool| {
-        let entries: Vec<&ConversationItem> = request.entries.iter().collect();
-        let prompt = prompt::build(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
-        prompt.map(|prompt| (request, prompt))
-    };
-    server.long_work.run(is_long, work).await?
-}
-
 fn request_of(body: &Value) -> Result<ChatRequest, ApiError> {
     ChatRequest::read(&Field::body(body)?)
 }
@@ -64,7 +47,7 @@ pub(crate) async fn prompt_of(
     caller: Caller,
     body: &Value,
 ) -> Result<(Map<String, Value>, Vec<u32>), ApiError> {
-    let (request, prompt) = prompted(server, caller, request_of(body)?).await?;
+    let (request, prompt) = prompt::of(server, caller, request_of(body)?, ChatRequest::parts, PARAM).await?;
     let room = server.backend.model().context_tokens - prompt.ids.len();
     let max_tokens = request.ask.max_tokens.map_or(room, |most| most.min(room));
     let mut said = Map::from_iter([("max_tokens".to_owned(), Value::from(max_tokens))]);
@@ -86,7 +69,7 @@ async fn input_tokens(
 ) -> Result<Json<Value>, ApiError> {
     let request = request_of(&body)?;
     drop(body);
-    let (_, prompt) = prompted(&server, caller, request).await?;
+    let (_, prompt) = prompt::of(&server, caller, request, ChatRequest::parts, PARAM).await?;
     Ok(Json(json!({"object": "response.input_tokens", "input_tokens": prompt.ids.len()})))
 }
 
@@ -97,7 +80,7 @@ async fn apply_template(
 ) -> Result<Json<Value>, ApiError> {
     let request = request_of(&body)?;
     drop(body);
-    let (_, prompt) = prompted(&server, caller, request).await?;
+    let (_, prompt) = prompt::of(&server, caller, request, ChatRequest::parts, PARAM).await?;
     tokens::applied(&server, &prompt.ids)
 }
 
@@ -109,7 +92,7 @@ async fn complete(
     let request = request_of(&body)?;
     drop(body);
     let model = server.check_model(request.ask.model.as_deref())?;
-    let (request, prompt) = prompted(&server, caller, request).await?;
+    let (request, prompt) = prompt::of(&server, caller, request, ChatRequest::parts, PARAM).await?;
     let choices = prompt::start(&server, caller, &request.ask, prompt, request.n, PARAM).await?;
     let head = Head {
         id: server.ids.next("chatcmpl-"),

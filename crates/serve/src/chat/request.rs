@@ -56,6 +56,11 @@ impl ChatRequest {
             ask,
         })
     }
+
+    /// What its prompt is made of.
+    pub(crate) fn parts(&self) -> (&Ask, &[ConversationItem]) {
+        (&self.ask, &self.entries)
+    }
 }
 
 fn logprobs(body: &Field) -> Result<Option<usize>, ApiError> {
@@ -87,14 +92,10 @@ fn goes_on(body: &Field, entries: &[ConversationItem]) -> Result<bool, ApiError>
     if let Some((adds, true)) = adds {
         return Err(adds.wrong("`false` beside `continue_final_message`"));
     }
-    let last = entries.last().and_then(|entry| match entry {
-        ConversationItem::Assistant(turn) => turn.last(),
-        _ => None,
-    });
-    match last.map(|made| &made.part) {
-        Some(MessagePart::Content { text, .. }) if !text.is_empty() => Ok(true),
-        _ => Err(field.wrong("`false`, where the last message is no text of the assistant")),
+    if !entries.last().is_some_and(ConversationItem::ends_in_text) {
+        return Err(field.wrong("`false`, where the last message is no text of the assistant"));
     }
+    Ok(true)
 }
 
 fn messages(body: &Field) -> Result<Vec<ConversationItem>, ApiError> {

@@ -17,15 +17,13 @@ use super::Server;
 use super::answer::{AnswerDelta, Finish, Kind};
 use super::body;
 use super::choices::{Choices, News, Usage};
-use super::conversation::ConversationItem;
 use super::error::ApiError;
 use super::field::Field;
 use super::keys::Caller;
 use super::prompt;
 use super::request_log::Record;
-use super::sse::{self, Event};
+use super::sse::{self, Event, NamedEvent};
 use super::tools::Tools;
-use chat::chat_format::Prompt;
 
 /// The field that a prompt is made of.
 const PARAM: &str = "messages";
@@ -34,36 +32,21 @@ pub(crate) fn router() -> Router<Arc<Server>> {
     Router::new().route("/messages", post(answer)).route("/messages/count_tokens", post(count_tokens))
 }
 
-fn read(server: &Server, caller: Caller, body: &Value, counts: bool) -> Result<MessagesRequest, ApiError> {
-    let sealed = |text: &str| server.seal.open(caller.0, text);
-    let mut body = body.clone();
-    if let (true, Some(body)) = (counts, body.as_object_mut()) {
-        body.entry("max_tokens").or_insert(1.into());
-    }
-    MessagesRequest::read(&Field::body(&body)?, &sealed)
-}
-
-async fn prompted(
-    server: &Arc<Server>,
-    caller: Caller,
-    request: MessagesRequest,
-) -> Result<(MessagesRequest, Prompt), ApiError> {
-    let (shared, is_long) = (Arc::clone(server), prompt::is_long(&request.entries));
-    let work = move |is_wanted: &dyn Fn() -> bool| {
-        let entries: Vec<&ConversationItem> = request.entries.iter().collect();
-        let prompt = prompt::build(&shared, caller, &request.ask, &entries, PARAM, is_wanted);
-        prompt.map(|prompt| (request, prompt))
-    };
-    server.long_work.run(is_long, work).await?
+fn read(server: &Server, caller: Caller, body: &Value) -> Result<MessagesRequest, ApiError> {
+    MessagesRequest::read(&Field::body(body)?, &|text| server.seal.open(caller.0, text))
 }
 
 async fn count_tokens(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
-    body::Json(body): body::Json<Value>,
+    body::Json(mut body): body::Json<Value>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = read(&server, caller, &body, true)?;
-    let (_, prompt) = prompted(&server, caller, request).await?;
+    if let Some(body) = body.as_object_mut() {
+        body.entry("max_tokens").or_insert(1.into());
+    }
+    let request = read(&server, caller, &body)?;
+    drop(body);
+    let (_, prompt) = prompt::of(&server, caller, request, MessagesRequest::parts, PARAM).await?;
     Ok(Json(json!({"input_tokens": prompt.ids.len()})))
 }
 
@@ -72,10 +55,10 @@ async fn answer(
     Extension(caller): Extension<Caller>,
     body::Json(body): body::Json<Value>,
 ) -> Result<Response, ApiError> {
-    let request = read(&server, caller, &body, false)?;
+    let request = read(&server, caller, &body)?;
     drop(body);
     let model = server.check_model(request.ask.model.as_deref())?;
-    let (request, prompt) = prompted(&server, caller, request).await?;
+    let (request, prompt) = prompt::of(&server, caller, request, MessagesRequest::parts, PARAM).await?;
     let choices = prompt::start(&server, caller, &request.ask, prompt, 1, PARAM).await?;
     let id = server.ids.next("msg_");
     let (is_streamed, shows_thinking) = (request.ask.stream, request.shows_thinking);
@@ -112,8 +95,6 @@ struct Making {
     /// Items that the model began, told or not.
     n_items: usize,
 }
-
-type NamedEvent = (&'static str, Value);
 
 impl Making {
     async fn whole(mut self) -> Result<Value, ApiError> {
@@ -254,9 +235,7 @@ struct Telling {
 impl Telling {
     async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
-            if !self.ready.is_empty() {
-                let mut events = Event::default();
-                self.ready.drain(..).for_each(|(kind, event)| events.push(&Event::named(kind, &event)));
+            if let Some(events) = Event::of_ready(&mut self.ready) {
                 return Some((events, self));
             }
             if self.is_over {

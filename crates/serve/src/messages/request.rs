@@ -1,13 +1,13 @@
-//! The body of `POST /v1/messages`, in the words of the other chat APIs.
+//! The body of `POST /v1/messages`.
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::ask::{self, Ask};
+use crate::ask::{self, Ask, content_text};
 use crate::conversation::ConversationItem;
 use crate::error::ApiError;
 use crate::field::Field;
 use crate::form::TextFormat;
-use crate::tools::{Hosted, Tools, checked_name};
+use crate::tools::{Tools, checked_name};
 use chat::{AssistantMessage, MessagePart, Reasoning};
 
 /// A request for a message.
@@ -21,7 +21,10 @@ pub(crate) struct MessagesRequest {
 }
 
 /// What is part of the API and not of this server.
-const UNSUPPORTED: [&str; 4] = ["container", "context_management", "mcp_servers", "output_format"];
+const UNSUPPORTED: [&str; 3] = ["container", "context_management", "mcp_servers"];
+
+/// What is read as in the other chat APIs.
+const ALIKE: [&str; 5] = ["model", "stream", "temperature", "top_p", "top_k"];
 
 impl MessagesRequest {
     /// Reads a body. `sealed` opens reasoning that this server sealed.
@@ -36,33 +39,24 @@ impl MessagesRequest {
             }
         }
         let max_tokens = Ask::max_tokens(body, &["max_tokens"])?.ok_or_else(|| ApiError::missing("max_tokens"))?;
-        let mut alike = Map::new();
-        for (name, other) in [
-            ("model", "model"),
-            ("stream", "stream"),
-            ("temperature", "temperature"),
-            ("top_p", "top_p"),
-            ("top_k", "top_k"),
-            ("stop_sequences", "stop"),
-        ] {
-            alike.extend(body.get(name).map(|field| (other.to_owned(), field.value().clone())));
-        }
-        alike.insert("tools".to_owned(), tools(body)?);
-        if let Some(choice) = body.get("tool_choice") {
-            alike.insert("tool_choice".to_owned(), tool_choice(&choice)?);
-        }
         let (effort, shows_thinking) = thinking(body)?;
-        let alike = Value::Object(alike);
-        let alike = Field::body(&alike)?;
+        // Its older name is `output_format`.
+        let format = body.get("output_config").and_then(|config| config.get("format")).or(body.get("output_format"));
+        let form = format.as_ref().map_or(Ok(TextFormat::Text), TextFormat::of_messages)?;
+        let given = |name: &&str| Some(((*name).to_owned(), body.get(name)?.value().clone()));
+        let alike = Value::Object(ALIKE.iter().filter_map(given).collect());
+        let one_call = body.get("tool_choice").and_then(|choice| choice.get("disable_parallel_tool_use"));
         let ask = Ask {
             max_tokens: Some(max_tokens),
             effort: effort.unwrap_or_else(|| Some(Reasoning::default())),
             names_effort: matches!(effort, Some(Some(_))),
-            ..Ask::read(&alike, Tools::read(&alike, Hosted::Refused)?, TextFormat::Text)?
+            one_call: one_call.map_or(Ok(false), |flag| flag.flag())?,
+            stop: ask::stop(body.get("stop_sequences"))?,
+            ..Ask::read(&Field::body(&alike)?, Tools::read_messages(body)?, form)?
         };
         let mut entries = Vec::new();
         if let Some(system) = body.get("system") {
-            entries.push(ConversationItem::Developer(text(&system)?));
+            entries.push(ConversationItem::Developer(content_text(&system)?));
         }
         let messages = body.need("messages")?;
         let list = messages.list()?;
@@ -72,53 +66,22 @@ impl MessagesRequest {
         for message in &list {
             match message.need("role")?.one_of(&[("user", 0), ("system", 1), ("assistant", 2)])? {
                 0 => user(message, &mut entries)?,
-                1 => entries.push(ConversationItem::Developer(text(&message.need("content")?)?)),
+                1 => entries.push(ConversationItem::Developer(content_text(&message.need("content")?)?)),
                 _ => entries.push(ConversationItem::Assistant(assistant(message, sealed)?)),
             }
         }
-        let mut request = Self { ask, entries, shows_thinking };
         // A last message of the assistant's is the beginning of the answer.
-        request.ask.goes_on_with_last = request.entries.last().is_some_and(|last| match last {
-            ConversationItem::Assistant(turn) => {
-                matches!(turn.last().map(|made| &made.part), Some(MessagePart::Content { text, .. }) if !text.is_empty())
-            }
-            _ => false,
-        });
-        Ok(request)
+        let goes_on_with_last = entries.last().is_some_and(ConversationItem::ends_in_text);
+        if let Some(format) = format.filter(|_| goes_on_with_last) {
+            return Err(format.unsupported("an answer of a form cannot go on with one that is begun"));
+        }
+        Ok(Self { ask: Ask { goes_on_with_last, ..ask }, entries, shows_thinking })
     }
-}
 
-/// A text, or blocks of text.
-fn text(content: &Field) -> Result<String, ApiError> {
-    ask::content_text(content)
-}
-
-/// Tools in the form that the other APIs have.
-fn tools(body: &Field) -> Result<Value, ApiError> {
-    let list = body.get("tools").map_or(Ok(Vec::new()), |list| list.list())?;
-    let tool = |tool: &Field| {
-        if let Some(kind) = tool.get("type").filter(|kind| kind.value() != "custom") {
-            return Err(kind.unsupported("only tools with an `input_schema` of their own are offered here"));
-        }
-        let mut function = json!({"type": "function", "name": tool.need("name")?.text()?});
-        if let Some(description) = tool.get("description") {
-            function["description"] = description.text()?.into();
-        }
-        if let Some(strict) = tool.get("strict") {
-            function["strict"] = strict.flag()?.into();
-        }
-        function["parameters"] = tool.need("input_schema")?.object()?.value().clone();
-        Ok(function)
-    };
-    list.iter().map(tool).collect()
-}
-
-fn tool_choice(choice: &Field) -> Result<Value, ApiError> {
-    let kinds = [("auto", "auto"), ("any", "required"), ("none", "none"), ("tool", "")];
-    Ok(match choice.need("type")?.one_of(&kinds)? {
-        "" => json!({"type": "function", "name": choice.need("name")?.text()?}),
-        word => word.into(),
-    })
+    /// What its prompt is made of.
+    pub(crate) fn parts(&self) -> (&Ask, &[ConversationItem]) {
+        (&self.ask, &self.entries)
+    }
 }
 
 /// How long to think, if the request says, and whether that is told: it is where it was asked for.
@@ -153,7 +116,7 @@ fn thinking(body: &Field) -> Result<(Option<Option<Reasoning>>, bool), ApiError>
 fn user(message: &Field, entries: &mut Vec<ConversationItem>) -> Result<(), ApiError> {
     let content = message.need("content")?;
     if content.value().is_string() {
-        entries.push(ConversationItem::User(text(&content)?));
+        entries.push(ConversationItem::User(content_text(&content)?));
         return Ok(());
     }
     let mut said = String::new();
@@ -163,7 +126,7 @@ fn user(message: &Field, entries: &mut Vec<ConversationItem>) -> Result<(), ApiE
             "text" => said += block.need("text")?.text()?,
             "tool_result" => {
                 let id = block.need("tool_use_id")?;
-                let mut result = block.get("content").map_or(Ok(String::new()), |content| text(&content))?;
+                let mut result = block.get("content").map_or(Ok(String::new()), |content| content_text(&content))?;
                 if block.get("is_error").map_or(Ok(false), |flag| flag.flag())? {
                     result.insert_str(0, "Error: ");
                 }
@@ -189,7 +152,7 @@ fn assistant(
     let content = message.need("content")?;
     let said = |text: String| AssistantMessage::from(MessagePart::Content { text, phase: None });
     if content.value().is_string() {
-        return Ok(vec![said(text(&content)?)]);
+        return Ok(vec![said(content_text(&content)?)]);
     }
     let mut made = Vec::new();
     for block in content.list().map_err(|_| content.wrong("a string or a list of blocks"))? {
@@ -263,7 +226,33 @@ mod tests {
             ]
         );
         assert_eq!((request.ask.effort, request.shows_thinking), (Some(Reasoning::Low), true));
+        assert!(!request.ask.stop.is_empty() && !request.ask.one_call);
         assert_eq!((request.ask.tools.choice, request.ask.max_tokens), (ToolChoice::Required, Some(9)));
+    }
+
+    #[test]
+    fn one_call_and_a_form_are_what_the_other_apis_have() {
+        let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+        for (kind, want) in [("auto", ToolChoice::Auto), ("any", ToolChoice::Required)] {
+            let choice = json!({"type": kind, "disable_parallel_tool_use": true});
+            let ask = read(&json!({"tools": tools, "tool_choice": choice})).expect("a right body").ask;
+            assert_eq!((ask.one_call, ask.tools.choice), (true, want));
+        }
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let format = json!({"type": "json_schema", "schema": schema});
+        for (body, place) in [
+            (json!({"output_config": {"format": format, "effort": "low"}}), "output_config.format.schema"),
+            (json!({"output_format": format}), "output_format.schema"),
+        ] {
+            let want = TextFormat::Schema {
+                name: "answer".into(),
+                description: None,
+                schema: schema.clone(),
+                place: place.into(),
+                is_told: true,
+            };
+            assert_eq!(read(&body).expect("a right body").ask.format, want);
+        }
     }
 
     #[test]
@@ -275,8 +264,17 @@ mod tests {
         let image = json!({"messages": [{"role": "user", "content": [{"type": "image"}]}]});
         assert_eq!(param(image), "messages[0].content[0].type");
         assert_eq!(param(json!({"mcp_servers": [{"url": "x"}]})), "mcp_servers");
-        let begun = json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The"}]});
+        assert_eq!(param(json!({"stop_sequences": ["a", 1]})), "stop_sequences[1]");
+        assert_eq!(param(json!({"stop_sequences": vec!["a"; 17]})), "stop_sequences");
+        assert_eq!(param(json!({"tools": [{"name": "f"}]})), "tools[0].input_schema");
+        assert_eq!(param(json!({"tools": [{"name": "f", "input_schema": 1}]})), "tools[0].input_schema");
+        assert_eq!(param(json!({"tool_choice": {"type": "tool", "name": "f"}})), "tool_choice.name");
+        assert_eq!(param(json!({"output_config": {"format": {"type": "text"}}})), "output_config.format.type");
+        let mut begun =
+            json!({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The"}]});
         assert!(read(&begun).expect("a right body").ask.goes_on_with_last);
         assert!(!read(&json!({})).expect("a right body").ask.goes_on_with_last);
+        begun["output_format"] = json!({"type": "json_schema", "schema": {}});
+        assert_eq!(param(begun), "output_format");
     }
 }

@@ -6,7 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-/// Parts of a second in which Linux tells times of processes, and bytes of a page where it tells memory in them.
+/// Parts of a second in which Linux tells times of processes.
 const TICKS_PER_SECOND: f64 = 100.0;
 
 type Number = Gauge<f64, std::sync::atomic::AtomicU64>;

@@ -32,7 +32,7 @@ use super::field::Field;
 use super::history::Scope;
 use super::keys::Caller;
 use super::prompt;
-use super::sse::{self, Event};
+use super::sse::{self, Event, NamedEvent};
 use chat::chat_format::Prompt;
 use chat::{AssistantMessage, MessagePart};
 
@@ -294,7 +294,7 @@ impl Making {
     }
 
     /// Takes some news: its events, and the response if it is complete.
-    fn take(&mut self, news: News) -> (Vec<(&'static str, Value)>, Option<Value>) {
+    fn take(&mut self, news: News) -> (Vec<NamedEvent>, Option<Value>) {
         let News { steps, finish, .. } = news;
         let mut events = Vec::new();
         for step in steps {
@@ -316,7 +316,7 @@ impl Making {
 /// A response as it is told. Boxed, since it is moved for every event.
 struct Telling {
     making: Making,
-    ready: Vec<(&'static str, Value)>,
+    ready: Vec<NamedEvent>,
     is_over: bool,
 }
 
@@ -328,9 +328,7 @@ impl Telling {
 
     async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         loop {
-            if !self.ready.is_empty() {
-                let mut events = Event::default();
-                self.ready.drain(..).for_each(|(kind, event)| events.push(&Event::named(kind, &event)));
+            if let Some(events) = Event::of_ready(&mut self.ready) {
                 return Some((events, self));
             }
             if self.is_over {

@@ -138,12 +138,48 @@ fn schemas_of_tools_bind_where_one_must_be_called_and_never_fail_a_request() {
     let odd = json!({"type": "object", "properties": {"a": {"type": "string", "pattern": "a(?=b)"}}});
     let odd_required = chat(&json!({"tools": tool(&odd), "tool_choice": "required"}));
     assert!(allows(&odd_required, &call("{\"b\":1}")));
+    // It alone is given up, however many there are.
+    let with_name =
+        |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "parameters": schema}});
+    let mut many: Vec<Value> = ["g", "h", "i", "j", "k"].iter().map(|name| with_name(name, &number)).collect();
+    many.push(with_name("odd", &odd));
+    many.push(with_name("f", &number));
+    let many = chat(&json!({"tools": many, "tool_choice": "required"}));
+    assert!(allows(&many, &call("{\"a\":1}")) && !allows(&many, &call("{\"b\":1}")));
+    assert!(allows(&many, &call("{\"b\":1}").replace("functions.f", "functions.odd")));
     let mut strict = tool(&odd);
     strict[0]["function"]["strict"] = true.into();
     let (status, answer) = server.post(CHAT, &chat(&json!({"tools": strict})));
     assert_eq!(status, 400);
     let message = answer["error"]["message"].as_str().expect("a text");
     assert!(message.contains("`properties.a.pattern`: the pattern `a(?=b)`"), "{message}");
+}
+
+#[test]
+fn a_text_has_the_token_that_texts_begin_with_where_it_is_asked_for() {
+    let server = Scripted::with_begin("<|startoftext|>");
+    let plain = server.ids("Hello");
+    let begun = [server.ids("<|startoftext|>"), plain.clone()].concat();
+    for (body, want) in [
+        (json!({"prompt": "Hello"}), &begun),
+        (json!({"prompt": "Hello", "add_special_tokens": false}), &plain),
+        (json!({"prompt": "<|startoftext|>Hello"}), &begun),
+        (json!({"content": "Hello"}), &plain),
+        (json!({"content": "Hello", "add_special": true}), &begun),
+    ] {
+        assert_eq!(server.post("/tokenize", &body).1["tokens"], json!(want), "{body}");
+    }
+    let turns = json!([{"role": "user", "content": "hi"}]);
+    let chat = |adds: bool| server.post("/tokenize", &json!({"messages": turns, "add_special_tokens": adds})).1;
+    let (_, applied) = server.post("/apply-template", &json!({ "messages": turns }));
+    assert_eq!(chat(false)["tokens"], applied["token_ids"]);
+    assert_eq!(chat(true)["error"]["param"], "add_special_tokens", "its template writes them");
+    let (_, texts) = server.post("/tokenize", &json!({"prompt": "Hello", "return_token_strs": true}));
+    assert_eq!(texts["token_strs"], json!(["<|startoftext|>", "Hello"]));
+    assert_eq!(server.post("/detokenize", &json!({"tokens": []})).1["prompt"], "");
+    let (status, error) = server.post("/detokenize", &json!({"tokens": [1, "a"]}));
+    assert_eq!((status, &error["error"]["param"]), (400, &"tokens[1]".into()), "{error}");
+    assert_eq!(server.json("GET", "any", "/tokenizer_info", "").1["bos_token"], "<|startoftext|>");
 }
 
 #[test]

@@ -122,6 +122,38 @@ fn thoughts_come_back_as_they_were_and_tokens_are_counted() {
 }
 
 #[test]
+fn an_answer_has_one_call_or_the_form_that_is_asked_for() {
+    let server = Scripted::new();
+    let tools = json!([{"name": "f", "input_schema": {"type": "object"}}]);
+    let two = [CALL, &CALL["<|channel|>analysis<|message|>Hm.<|end|>".len()..]].concat();
+    for (one, n) in [(true, 1), (false, 2)] {
+        server.say(&two.replacen("<|call|>", "", 1));
+        let choice = json!({"type": "auto", "disable_parallel_tool_use": one});
+        let (status, message) = server.post(MESSAGES, &body(&json!({"tools": tools, "tool_choice": choice})));
+        let blocks = message["content"].as_array().expect("a list");
+        assert_eq!((status, blocks.iter().filter(|block| block["type"] == "tool_use").count()), (200, n), "{message}");
+    }
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"],
+                        "additionalProperties": false});
+    let asked = body(&json!({"output_config": {"format": {"type": "json_schema", "schema": schema}}}));
+    for (text, is_right) in [("{\"a\":1}", true), ("{\"b\":1}", false), ("Yes.", false)] {
+        let output = format!("<|channel|>final<|message|>{text}<|return|>");
+        server.say_checked(&output);
+        let (status, message) = server.post(MESSAGES, &asked);
+        assert_eq!(status, 200, "{message}");
+        assert_eq!(server.asked().n_allowed == Some(server.ids(&output).len()), is_right, "{text}");
+    }
+    let wrong = json!({"type": "object", "properties": {"a": {"type": "nothing"}}});
+    for (more, place) in [
+        (json!({"output_config": {"format": {"type": "json_schema", "schema": wrong}}}), "`properties.a"),
+        (json!({"tools": [{"name": "f", "input_schema": wrong, "strict": true}]}), "`properties.a"),
+    ] {
+        let (status, error) = server.post(MESSAGES, &body(&more));
+        assert!(status == 400 && error["error"]["message"].to_string().contains(place), "{error}");
+    }
+}
+
+#[test]
 fn errors_have_the_form_of_that_api() {
     let server = Scripted::with_keys(&["right"]);
     let (status, error) = server.post_as("right", MESSAGES, &json!({"messages": []}));

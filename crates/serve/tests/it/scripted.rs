@@ -154,7 +154,17 @@ impl Scripted {
     }
 
     pub fn with_keys(keys: &[&str]) -> Self {
+        Self::with(keys, Tokenizer::o200k_harmony())
+    }
+
+    /// With a model whose texts begin with a token.
+    pub fn with_begin(name: &str) -> Self {
         let tokenizer = Tokenizer::o200k_harmony();
+        let begin = tokenizer.special(name).expect("a special token");
+        Self::with(&[], tokenizer.with_begin(vec![begin]))
+    }
+
+    fn with(keys: &[&str], tokenizer: Tokenizer) -> Self {
         let vocab_size = tokenizer.vocab_size();
         let limits = IntakeLimits {
             n_slots: 8,

@@ -1,6 +1,6 @@
 //! JSON that comes in pieces: as far as it may be the beginning of an object, and where that ends.
 
-/// An object, as far as it was read: what `serde_json` takes, byte for byte.
+/// An object, as far as it was read: what `serde_json` takes, byte for byte, but of any depth.
 #[derive(Clone, Debug, Default)]
 pub(super) struct JsonPrefix {
     /// Whether each object or list that is open is an object.
