@@ -14,7 +14,7 @@ use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
 use model::config::tensor_parallel::TpRank;
 
-use super::kv::KvArgs;
+use super::kv::{self, KvArgs};
 use super::placement::{PlacementArgs, Shares};
 use super::room::Room;
 use super::source::SourceArgs;
@@ -139,7 +139,7 @@ impl DeviceArgs {
         let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
         let shares = Shares::new(&part, &pipeline, host.as_ref().map(|host| host.layers))?;
-        let kv_budget_bytes = cache.budget_bytes(shares);
+        let kv_budget_bytes = cache.budget_bytes(shares, kv::is_large(&pipeline)?);
         let spare_bytes = match pipeline.memory()? {
             Some(memory) if !shares.yields => Some(memory.free_bytes.saturating_sub(shares.weights)),
             Some(_) => Some(kv_budget_bytes), // more would take experts off the device

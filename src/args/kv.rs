@@ -6,7 +6,6 @@ use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::{BLOCK_TOKENS, KvDtypes, KvLayout, KvRequest};
 use engine::scheduler::DraftOptions;
 use format::Dtype;
-use gpu::DeviceMemory;
 use hint::Hint;
 use kernel::pipeline::Pipeline;
 use kernel::target::Target;
@@ -30,7 +29,8 @@ pub(crate) struct KvArgs {
     #[arg(long, conflicts_with = "kv_dtype")]
     pub(crate) kv32: bool,
 
-    /// Memory for keys and values, in MiB [default: half of what the weights leave free]
+    /// Memory for keys and values, in MiB [default: half of what the weights leave free; on a GPU of 64
+    /// GiB or more seven eighths]
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_memory: Option<usize>,
 
@@ -117,6 +117,14 @@ const CHUNK: u32 = 512;
 const LARGE_CHUNK: u32 = 2048;
 
 const LARGE_MEMORY: usize = 64 << 30;
+/// What is kept there for all but weights, keys and values: of 1,024 sequences logits alone are 0.8 GB.
+const LARGE_REST: usize = 4 << 30;
+
+/// Whether a pipeline is that of a GPU with [`LARGE_MEMORY`].
+pub(super) fn is_large(pipeline: &Pipeline) -> anyhow::Result<bool> {
+    let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
+    Ok(is_gpu && pipeline.memory()?.is_some_and(|memory| memory.total_bytes >= LARGE_MEMORY))
+}
 
 impl KvArgs {
     /// The element type of keys and values.
@@ -138,10 +146,7 @@ impl KvArgs {
 
     /// Most rows of a step of a model that this runs.
     pub(crate) fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
-        let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
-        let is_large = |memory: DeviceMemory| memory.total_bytes >= LARGE_MEMORY;
-        let usual = if is_gpu && pipeline.memory()?.is_some_and(is_large) { LARGE_CHUNK } else { CHUNK };
-        Ok(self.chunk.unwrap_or(usual))
+        Ok(self.chunk.unwrap_or(if is_large(pipeline)? { LARGE_CHUNK } else { CHUNK }))
     }
 
     /// Whether tokens are drafted on a target: on or off.
@@ -194,10 +199,45 @@ impl KvArgs {
     }
 
     /// What keys and values may take: as asked, or half of what the weights leave free; an eighth where experts make
-    /// room for it, which the processor then computes. Where the weights leave nothing, it is they that do not fit,
-    /// which the memory plan will say.
-    pub(super) fn budget_bytes(&self, shares: Shares) -> usize {
-        let part = if shares.yields { 8 } else { 2 };
-        self.asked_bytes().or(shares.left.map(|left| left / part)).unwrap_or(usize::MAX)
+    /// room for it, which the processor then computes. A GPU with [`LARGE_MEMORY`] is there to compute for many: all but
+    /// an eighth, or [`LARGE_REST`] if that is more. Where the weights leave nothing, it is they that do not fit, which
+    /// the memory plan will say.
+    pub(super) fn budget_bytes(&self, shares: Shares, is_large: bool) -> usize {
+        let part = |left: usize| match shares.yields {
+            true => left / 8,
+            false if is_large => left.saturating_sub((left / 8).max(LARGE_REST)).max(left / 2),
+            false => left / 2,
+        };
+        self.asked_bytes().or(shares.left.map(part)).unwrap_or(usize::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        cache: KvArgs,
+    }
+
+    /// Shares of free memory in GiB: a card's half, a large GPU's seven eighths with 4 at least for the rest, an eighth
+    /// where experts yield, and what is asked for whatever is there.
+    #[test]
+    fn keys_and_values_have_their_part_of_what_weights_leave() {
+        let bytes = |words: &[&str], left: usize, yields: bool, is_large: bool| {
+            let cache = Command::parse_from([&["gptoss-jit"], words].concat()).cache;
+            cache.budget_bytes(Shares { weights: 0, left: Some(left << 30), yields }, is_large) as f64
+                / f64::from(1 << 30)
+        };
+        assert_eq!(bytes(&[], 10, false, false), 5.0);
+        assert_eq!(bytes(&[], 64, false, true), 56.0);
+        assert_eq!(bytes(&[], 16, false, true), 12.0);
+        assert_eq!(bytes(&[], 6, false, true), 3.0);
+        assert_eq!(bytes(&[], 16, true, true), 2.0);
+        assert_eq!(bytes(&["--kv-memory", "1024"], 64, false, true), 1.0);
     }
 }
