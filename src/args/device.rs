@@ -6,6 +6,7 @@ use clap::Args;
 use engine::blueprint;
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason, Wanted};
+use engine::graph::placement::Streaming;
 use engine::{Engine, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::store::Store;
@@ -135,10 +136,13 @@ impl DeviceArgs {
         let (pipeline, device) = self.pipeline(&checkpoint, output)?;
         let peers = self.peers(&device, pipeline.target())?;
         let part = checkpoint.part(self.part())?;
-        let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
-        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
-        let shares = Shares::new(&part, &pipeline, host.as_ref().map(|host| host.layers))?;
+        let shares = Shares::new(&part, &pipeline, host.as_ref())?;
+        let streams = host.as_ref().is_some_and(|host| host.streaming != Streaming::Never);
+        let has_host_layers = self.placement.asked_layers() > 0 || shares.yields;
+        let chunk = cache.chunk_on(&pipeline, streams && has_host_layers)?;
+        let (chunk, speculate) = (Some(chunk), Some(cache.speculate_on(pipeline.target())));
+        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let kv_budget_bytes = cache.budget_bytes(shares);
         let spare_bytes = match pipeline.memory()? {
             Some(memory) if !shares.yields => Some(memory.free_bytes.saturating_sub(shares.weights)),
@@ -155,6 +159,9 @@ impl DeviceArgs {
         let watchdog = step_timeout::watchdog(&device, output)?;
         let options = EngineOptions { pipeline, peers, host, model, watchdog };
         let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        if let Some(plan) = engine.executor().stream_plan() {
+            output.detail(&plan.to_string());
+        }
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {}, precision {precision}, KV cache {} for {} \
