@@ -15,6 +15,7 @@ use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
 use model::config::tensor_parallel::TpRank;
 
+use super::desktop;
 use super::kv::KvArgs;
 use super::placement::{PlacementArgs, Shares};
 use super::room::Room;
@@ -89,7 +90,8 @@ impl DeviceArgs {
             if is_of_several { output.note(&text) } else { output.detail(&text) }
         }
         let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
-        Ok((pipeline.with_memory(self.placement.most_bytes()), opened.device))
+        let most_bytes = self.placement.most_bytes_of(pipeline.driver())?;
+        Ok((pipeline.with_memory(most_bytes), opened.device))
     }
 
     /// What a model wants of a device.
@@ -140,6 +142,7 @@ impl DeviceArgs {
         let shares = Shares::new(&part, &pipeline, host.as_ref())?;
         let streams = host.as_ref().is_some_and(|host| host.streaming != Streaming::Never);
         let has_host_layers = self.placement.asked_layers() > 0 || shares.yields;
+        let is_chunk_asked = cache.chunk.is_some();
         let chunk = cache.chunk_on(&pipeline, streams && has_host_layers)?;
         let (chunk, speculate) = (Some(chunk), Some(cache.speculate_on(pipeline.target())));
         let cache = &KvArgs { chunk, speculate, ..cache.clone() };
@@ -151,7 +154,10 @@ impl DeviceArgs {
         };
         let room =
             Room { checkpoint: &part, target: pipeline.target(), cache, precision, kv_budget_bytes, spare_bytes };
-        let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        let mut model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        if let Some(said) = desktop::spare(&mut model, &part, &pipeline, is_chunk_asked)? {
+            output.note(&said);
+        }
         if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {
             cache.check(&layout)?; // what does not fit is an error below
         }

@@ -16,8 +16,8 @@ use serde::Serialize;
 use system::units::human_bytes;
 use workbench::bench::limits;
 
-use super::DeviceArgs;
 use super::source::SourceArgs;
+use super::{DeviceArgs, desktop};
 use crate::usage::UsageError;
 
 /// How a model is shared out between a device and the processor beside it.
@@ -80,9 +80,14 @@ fn size(text: &str) -> Result<usize, String> {
 }
 
 impl PlacementArgs {
-    /// Bytes of a device's memory that may be used.
+    /// Bytes of a device's memory that may be used by a flag.
     pub(crate) fn most_bytes(&self) -> usize {
         self.memory.unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of a device's memory that may be used: as asked, else all but what a desktop on it needs.
+    pub(super) fn most_bytes_of(&self, driver: &dyn Driver) -> anyhow::Result<usize> {
+        self.memory.map_or_else(|| desktop::most_bytes(driver), Ok)
     }
 
     /// Which steps bring experts of main memory to the device.
@@ -214,7 +219,9 @@ impl Placement {
             let (target, driver) = device.open(&tables, 0)?;
             Ok(Pipeline::new(source.library()?, tables, target, Store::from_env()?, driver)?)
         };
-        let on_device = pipeline(device)?.with_memory(args.most_bytes());
+        let on_device = pipeline(device)?;
+        let most_bytes = args.most_bytes_of(on_device.driver())?;
+        let on_device = on_device.with_memory(most_bytes);
         let experts = checkpoint.expert_bytes();
         let [all, dense] = weight_bytes(checkpoint, on_device.driver());
         let n_layers = match args.n_cpu_moe {

@@ -21,6 +21,7 @@ pub mod host;
 #[cfg(target_os = "linux")]
 pub mod sim;
 
+mod display;
 mod error;
 mod facts;
 mod launch;
@@ -265,6 +266,11 @@ pub trait Driver: Any + Send + Sync {
     /// The device's words.
     fn end_use(&self, _slot: usize) -> Result<(), GpuError> {
         Ok(())
+    }
+
+    /// Whether the device shows somebody's desktop, as the system says: whoever uses it waits for what runs.
+    fn has_display(&self) -> bool {
+        false
     }
 
     /// What the device takes now, in watts, as its driver says; `None` where nobody says.

@@ -45,6 +45,9 @@ pub(crate) trait Chip: Send + Sync {
     /// Compute units.
     fn parallelism(&self) -> usize;
 
+    /// Whether something is connected to one of its outputs.
+    fn has_display(&self) -> bool;
+
     /// What the device takes now, in watts; none where nobody says.
     fn power_watts(&self) -> Option<f64>;
 
@@ -151,6 +154,10 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
 
     fn parallelism(&self) -> usize {
         self.chip.parallelism()
+    }
+
+    fn has_display(&self) -> bool {
+        self.chip.has_display()
     }
 
     fn power_watts(&self) -> Option<f64> {
