@@ -217,10 +217,9 @@ pub(super) fn attach(
     plan.from_rows = match streaming {
         Streaming::From(n_rows) => Some(n_rows.max(LEAST_ROWS)),
         Streaming::Measured => {
-            let times = measure(segments, sites, graph, limits)?;
-            plan.times = Some(times);
-            let (copy, n_rows, host) = times;
-            (host >= copy).then_some(n_rows)
+            let (copy, host) = measure(segments, sites, graph, limits)?;
+            plan.times = host.last().map(|&(n_rows, host)| (copy, n_rows, host));
+            first_as_long(copy, &host)
         }
         Streaming::Never => None,
     };
@@ -256,14 +255,14 @@ fn pin(slots: &Slots, sites: &mut Sites) -> bool {
     are_all
 }
 
-/// How long the first layer's experts take to come to the device; the first number of rows for which the processor
-/// takes as long, or the most that there are; and how long it takes for these.
+/// How long the first layer's experts take to come to the device; and how long the processor takes for numbers of rows
+/// that double, up to the first for which it takes as long.
 fn measure(
     segments: &mut [Segment],
     sites: &Sites,
     graph: &Graph,
     limits: StepLimits,
-) -> Result<(Duration, usize, Duration), PlanError> {
+) -> Result<(Duration, Vec<(usize, Duration)>), PlanError> {
     let segment = segments.iter_mut().find(|segment| segment.streamed.is_some()).expect("one at least");
     let streamed = segment.streamed.as_ref().expect("just found");
     let mut copy = Duration::MAX;
@@ -278,13 +277,27 @@ fn measure(
     let most_rows = limits.largest(StepKind::Mixed).most(segment.rows);
     let mut n_rows = LEAST_ROWS.min(most_rows);
     host_time(segment, n_rows, sites, graph)?; // threads and pages are cold
+    let mut times = Vec::new();
     loop {
         let host = host_time(segment, n_rows, sites, graph)?;
+        times.push((n_rows, host));
         if host >= copy || n_rows >= most_rows {
-            return Ok((copy, n_rows, host));
+            return Ok((copy, times));
         }
         n_rows = (2 * n_rows).min(most_rows);
     }
+}
+
+/// The first number of rows for which the processor takes as long as the copy, if any of those measured is: between two
+/// of them by a straight line, in eighths, so that it is much the same each time.
+fn first_as_long(copy: Duration, host: &[(usize, Duration)]) -> Option<usize> {
+    let (&(n_rows, time), before) = host.split_last()?;
+    if time < copy {
+        return None;
+    }
+    let Some(&(fewer, less)) = before.last() else { return Some(n_rows) };
+    let part = (copy - less).as_secs_f64() / (time - less).as_secs_f64();
+    Some(fewer + ((8.0 * part).ceil() as usize * (n_rows - fewer)).div_ceil(8))
 }
 
 /// How long the processor takes for a segment with so many rows, which go to all experts alike.

@@ -46,3 +46,15 @@ fn a_plan_says_from_where_on_and_why() {
     let asked = StreamPlan { times: None, is_pinned: false, ..plan };
     assert!(asked.to_string().ends_with(": 1.692 GB a layer, by way of pinned memory"), "{asked}");
 }
+
+#[test]
+fn the_first_number_of_rows_is_where_the_processor_takes_as_long() {
+    let ms = Duration::from_millis;
+    let host = [(256, ms(18)), (512, ms(26)), (1024, ms(42))];
+    // 5/16 of the way from 512 to 1,024, in eighths.
+    assert_eq!(first_as_long(ms(31), &host), Some(512 + 3 * 64));
+    assert_eq!(first_as_long(ms(42), &host), Some(1024));
+    assert_eq!(first_as_long(ms(43), &host), None);
+    assert_eq!(first_as_long(ms(18), &host[..1]), Some(256));
+    assert_eq!(first_as_long(ms(43), &[]), None);
+}
