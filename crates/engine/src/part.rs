@@ -86,7 +86,7 @@ pub(super) fn load(
                         );
                         streaming = Streaming::Never;
                         if layers == Some(HostLayers::AsNeeded) {
-                            n_layers = 0; // of whom the rest asks without them
+                            n_layers = 0; // as few as will do without that room
                         }
                     }
                     None => return Err(PlanError::Memory(error).into()),
