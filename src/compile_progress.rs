@@ -26,7 +26,7 @@ impl LoadProgress for CompileProgress<'_> {
         self.bar.finish_and_clear();
         self.output.detail(&format!("memory of {}: {memory}", memory.device));
         if let Some(host) = memory.host.as_ref().filter(|_| memory.missing_bytes() == 0) {
-            self.output.note(&host_note(host));
+            self.output.note(&host_note(host, memory.streaming));
         }
         if let Some(gain) = &memory.gain {
             self.output.detail(&gain.to_string());
@@ -35,7 +35,9 @@ impl LoadProgress for CompileProgress<'_> {
 }
 
 /// What the processor computes, and what that costs.
-fn host_note(host: &HostPlan) -> String {
+///
+/// - `streaming`: room on the device for experts that it computes in its place, in bytes
+fn host_note(host: &HostPlan, streaming: usize) -> String {
     let [n, all] = host.n_layers;
     let [here, in_all] = host.bytes_per_token.map(human_bytes);
     let weights = human_bytes(host.weights as u64);
@@ -43,6 +45,10 @@ fn host_note(host: &HostPlan) -> String {
         "the processor computes the experts of the last {n} of {all} layers: {weights} in main memory, which reads \
          {here} of the {in_all} of a token"
     );
+    if streaming > 0 {
+        let room = human_bytes(streaming as u64);
+        text += &format!("; prompts of many tokens bring them to the device, which keeps {room} for that");
+    }
     if host.is_read_again() {
         text += "; it has not so much free: what it lacks comes from the disk, again and again";
     }

@@ -6,6 +6,7 @@ use clap::Args;
 use engine::blueprint;
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason, Wanted};
+use engine::graph::placement::Streaming;
 use engine::{Engine, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::store::Store;
@@ -14,6 +15,7 @@ use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
 use model::config::tensor_parallel::TpRank;
 
+use super::desktop;
 use super::kv::{self, KvArgs};
 use super::placement::{PlacementArgs, Shares};
 use super::room::Room;
@@ -88,7 +90,8 @@ impl DeviceArgs {
             if is_of_several { output.note(&text) } else { output.detail(&text) }
         }
         let pipeline = Pipeline::new(library, tables, opened.target, Store::from_env()?, opened.driver)?;
-        Ok((pipeline.with_memory(self.placement.most_bytes()), opened.device))
+        let most_bytes = self.placement.most_bytes_of(pipeline.driver())?;
+        Ok((pipeline.with_memory(most_bytes), opened.device))
     }
 
     /// What a model wants of a device.
@@ -135,10 +138,14 @@ impl DeviceArgs {
         let (pipeline, device) = self.pipeline(&checkpoint, output)?;
         let peers = self.peers(&device, pipeline.target())?;
         let part = checkpoint.part(self.part())?;
-        let (chunk, speculate) = (Some(cache.chunk_on(&pipeline)?), Some(cache.speculate_on(pipeline.target())));
-        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
-        let shares = Shares::new(&part, &pipeline, host.as_ref().map(|host| host.layers))?;
+        let shares = Shares::new(&part, &pipeline, host.as_ref())?;
+        let streams = host.as_ref().is_some_and(|host| host.streaming != Streaming::Never);
+        let has_host_layers = self.placement.asked_layers() > 0 || shares.yields;
+        let is_chunk_asked = cache.chunk.is_some();
+        let chunk = cache.chunk_on(&pipeline, streams && has_host_layers)?;
+        let (chunk, speculate) = (Some(chunk), Some(cache.speculate_on(pipeline.target())));
+        let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let kv_budget_bytes = cache.budget_bytes(shares, kv::is_large(&pipeline)?);
         let spare_bytes = match pipeline.memory()? {
             Some(memory) if !shares.yields => Some(memory.free_bytes.saturating_sub(shares.weights)),
@@ -147,7 +154,10 @@ impl DeviceArgs {
         };
         let room =
             Room { checkpoint: &part, target: pipeline.target(), cache, precision, kv_budget_bytes, spare_bytes };
-        let model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        let mut model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        if let Some(said) = desktop::spare(&mut model, &part, &pipeline, is_chunk_asked)? {
+            output.note(&said);
+        }
         if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {
             cache.check(&layout)?; // what does not fit is an error below
         }
@@ -155,6 +165,9 @@ impl DeviceArgs {
         let watchdog = step_timeout::watchdog(&device, output)?;
         let options = EngineOptions { pipeline, peers, host, model, watchdog };
         let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        if let Some(plan) = engine.executor().stream_plan() {
+            output.detail(&plan.to_string());
+        }
         let layout = engine.kv_layout();
         output.detail(&format!(
             "loaded in {:.2} s, {:.2} s of it for the weights: {}, precision {precision}, KV cache {} for {} \

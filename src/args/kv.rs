@@ -51,7 +51,8 @@ pub(crate) struct KvArgs {
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) prompt_rows: Option<u32>,
 
-    /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048]
+    /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048;
+    /// on one to which experts come from main memory 4096]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) chunk: Option<u32>,
 
@@ -116,6 +117,9 @@ const CHUNK: u32 = 512;
 /// 9,330 with 512 rows: half of these were the sequences' own.
 const LARGE_CHUNK: u32 = 2048;
 
+/// The same where every such step brings experts from main memory: they come as often as a prompt has chunks.
+const STREAMED_CHUNK: u32 = 4096;
+
 const LARGE_MEMORY: usize = 64 << 30;
 /// What is kept there for all but weights, keys and values: of 1,024 sequences logits alone are 0.8 GB.
 const LARGE_REST: usize = 4 << 30;
@@ -145,8 +149,16 @@ impl KvArgs {
     }
 
     /// Most rows of a step of a model that this runs.
-    pub(crate) fn chunk_on(&self, pipeline: &Pipeline) -> anyhow::Result<u32> {
-        Ok(self.chunk.unwrap_or(if is_large(pipeline)? { LARGE_CHUNK } else { CHUNK }))
+    ///
+    /// - `streams`: whether steps of many rows bring experts from main memory to the device
+    pub(crate) fn chunk_on(&self, pipeline: &Pipeline, streams: bool) -> anyhow::Result<u32> {
+        let is_gpu = pipeline.target().is_gpu() && !pipeline.target().is_simulated;
+        let usual = match is_gpu {
+            true if streams => STREAMED_CHUNK,
+            true if is_large(pipeline)? => LARGE_CHUNK,
+            _ => CHUNK,
+        };
+        Ok(self.chunk.unwrap_or(usual))
     }
 
     /// Whether tokens are drafted on a target: on or off.

@@ -1,6 +1,7 @@
 //! Flags that several commands have, and what they open.
 
 pub(crate) mod chat_template;
+mod desktop;
 mod device;
 mod kv;
 mod model;

@@ -1,10 +1,13 @@
 //! What of a model the device has, and what of it stays in main memory for the processor.
 
+use std::time::{Duration, Instant};
+
 use clap::Args;
 use engine::HostShare;
 use engine::device::Device;
-use engine::graph::placement::HostLayers;
+use engine::graph::placement::{HostLayers, Streaming};
 use engine::plan::memory::weight_bytes;
+use gpu::{Driver, PREFETCHES};
 use kernel::object::cache::parse_size;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -13,8 +16,8 @@ use serde::Serialize;
 use system::units::human_bytes;
 use workbench::bench::limits;
 
-use super::DeviceArgs;
 use super::source::SourceArgs;
+use super::{DeviceArgs, desktop};
 use crate::usage::UsageError;
 
 /// How a model is shared out between a device and the processor beside it.
@@ -24,6 +27,12 @@ pub(crate) struct PlacementArgs {
     /// make room for the rest on the GPU, none where everything fits [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = host_layers)]
     pub(crate) n_cpu_moe: Option<HostLayers>,
+
+    /// From how many tokens on a step that takes in prompts brings the experts of main memory to the GPU, which is
+    /// faster for many tokens and takes room for two layers there: ROWS, off, or auto, as measured when the model is
+    /// loaded [default: auto]
+    #[arg(long, value_name = "ROWS|auto|off", value_parser = streaming)]
+    pub(crate) stream_experts: Option<Streaming>,
 
     /// Use no more of the device's memory than this, such as 12GB or 12GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -56,15 +65,34 @@ fn host_layers(text: &str) -> Result<HostLayers, String> {
     }
 }
 
+fn streaming(text: &str) -> Result<Streaming, String> {
+    match (text, text.parse()) {
+        ("auto", _) => Ok(Streaming::Measured),
+        ("off", _) => Ok(Streaming::Never),
+        (_, Ok(n_rows)) if n_rows > 0 => Ok(Streaming::From(n_rows)),
+        _ => Err("expected a number of tokens, `auto` or `off`".into()),
+    }
+}
+
 fn size(text: &str) -> Result<usize, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(|| "expected some bytes".into())
 }
 
 impl PlacementArgs {
-    /// Bytes of a device's memory that may be used.
+    /// Bytes of a device's memory that may be used by a flag.
     pub(crate) fn most_bytes(&self) -> usize {
         self.memory.unwrap_or(usize::MAX)
+    }
+
+    /// Bytes of a device's memory that may be used: as asked, else all but what a desktop on it needs.
+    pub(super) fn most_bytes_of(&self, driver: &dyn Driver) -> anyhow::Result<usize> {
+        self.memory.map_or_else(|| desktop::most_bytes(driver), Ok)
+    }
+
+    /// Which steps bring experts of main memory to the device.
+    fn streaming(&self) -> Streaming {
+        self.stream_experts.unwrap_or(Streaming::Measured)
     }
 
     /// Layers that a flag has the processor compute.
@@ -128,23 +156,32 @@ impl DeviceArgs {
         let tables = self.source.tables()?;
         let (target, driver) = Device::Cpu.open(&tables, self.threads as usize)?;
         let pipeline = Pipeline::new(self.source.library()?, tables, target, Store::from_env()?, driver)?;
-        Ok(Some(HostShare { pipeline, layers }))
+        Ok(Some(HostShare { pipeline, layers, streaming: self.placement.streaming() }))
     }
 }
 
 impl Shares {
     /// Those of a model on a device, beside which the processor computes so many layers' experts.
-    pub(crate) fn new(checkpoint: &Checkpoint, pipeline: &Pipeline, host: Option<HostLayers>) -> anyhow::Result<Self> {
+    pub(crate) fn new(checkpoint: &Checkpoint, pipeline: &Pipeline, host: Option<&HostShare>) -> anyhow::Result<Self> {
         let [all, dense] = weight_bytes(checkpoint, pipeline.driver());
         let free = pipeline.memory()?.map(|memory| memory.free_bytes);
         let left = |weights: usize| free.and_then(|free| free.checked_sub(weights)).filter(|left| *left > 0);
-        Ok(match host {
+        let experts = checkpoint.expert_bytes();
+        // Room for a layer's experts while another one's are used is kept where there is any.
+        let with_places = |weights: usize, n_layers: usize| {
+            let is_streamed = host.is_some_and(|host| host.streaming != Streaming::Never);
+            let layer = experts.values().max().copied().filter(|_| is_streamed).unwrap_or(0);
+            let with = weights + layer * n_layers.min(PREFETCHES);
+            if left(with).is_some() { with } else { weights }
+        };
+        Ok(match host.map(|host| host.layers) {
             Some(HostLayers::Last(n)) => {
-                let weights = all - checkpoint.expert_bytes().values().rev().take(n).sum::<usize>();
+                let weights = with_places(all - experts.values().rev().take(n).sum::<usize>(), n);
                 Self { weights, left: left(weights), yields: false }
             }
             Some(HostLayers::AsNeeded) if left(all) < free.map(|free| free / LEAST_LEFT) => {
-                Self { weights: dense, left: left(dense), yields: true }
+                let weights = with_places(dense, experts.len());
+                Self { weights, left: left(weights), yields: true }
             }
             Some(HostLayers::AsNeeded) | None => Self { weights: all, left: left(all), yields: false },
         })
@@ -165,6 +202,8 @@ pub(crate) struct Placement {
     bytes_per_s: [Option<f64>; 2],
     /// What these allow, one after the other.
     limit_tok_per_s: Option<f64>,
+    /// Bytes that come from main memory to the device in a second, where that was measured and experts may.
+    copied_bytes_per_s: Option<f64>,
 }
 
 impl Placement {
@@ -180,7 +219,9 @@ impl Placement {
             let (target, driver) = device.open(&tables, 0)?;
             Ok(Pipeline::new(source.library()?, tables, target, Store::from_env()?, driver)?)
         };
-        let on_device = pipeline(device)?.with_memory(args.most_bytes());
+        let on_device = pipeline(device)?;
+        let most_bytes = args.most_bytes_of(on_device.driver())?;
+        let on_device = on_device.with_memory(most_bytes);
         let experts = checkpoint.expert_bytes();
         let [all, dense] = weight_bytes(checkpoint, on_device.driver());
         let n_layers = match args.n_cpu_moe {
@@ -201,6 +242,8 @@ impl Placement {
             let limits = is_real.then(|| limits::measure(pipeline, limits::Care::Little)).transpose()?;
             Ok(limits.map(|limits| limits.memory_bytes_per_s()))
         };
+        let is_streamed = n_layers > 0 && args.streaming() != Streaming::Never && !on_device.target().is_simulated;
+        let copied_bytes_per_s = is_streamed.then(|| copy_speed(on_device.driver())).transpose()?;
         let host_speed = if n_layers > 0 { speed(&pipeline(&Device::Cpu)?)? } else { None };
         let bytes_per_s = [speed(&on_device)?, host_speed];
         let seconds = bytes_per_token.iter().zip(bytes_per_s).filter(|(bytes, _)| **bytes > 0);
@@ -212,6 +255,7 @@ impl Placement {
             bytes_per_token,
             bytes_per_s,
             limit_tok_per_s: seconds.map(f64::recip),
+            copied_bytes_per_s,
         })
     }
 
@@ -228,8 +272,29 @@ impl Placement {
             lines.push(line(1, &format!("the processor, the experts of the last {n} of {all} layers")));
         }
         lines.extend(self.limit_tok_per_s.map(|limit| format!("so at most {limit:.1} tokens a second, one at a time")));
+        lines.extend(self.copied_bytes_per_s.map(|speed| {
+            let seconds = self.weights[1] as f64 / speed;
+            let gbps = speed / 1e9;
+            format!("steps of many tokens bring these experts to the device, in {seconds:.2} s ({gbps:.1} GB/s)")
+        }));
         lines
     }
+}
+
+/// Bytes that a device copies from pinned memory in a second.
+fn copy_speed(driver: &dyn Driver) -> anyhow::Result<f64> {
+    const LEN_BYTES: usize = 256 << 20;
+    let copies = [(driver.staging(LEN_BYTES)?.view(), driver.allocate(LEN_BYTES)?.view())];
+    let mut took = Duration::MAX;
+    for _ in 0..3 {
+        let begin = Instant::now();
+        driver.prefetch(0, &copies)?;
+        driver.begin_use(0)?;
+        driver.end_use(0)?;
+        driver.wait()?;
+        took = took.min(begin.elapsed());
+    }
+    Ok(LEN_BYTES as f64 / took.as_secs_f64())
 }
 
 #[cfg(test)]
@@ -240,6 +305,9 @@ mod tests {
     fn layers_are_a_number_or_auto_and_sizes_have_units() {
         assert_eq!(host_layers("12"), Ok(HostLayers::Last(12)));
         assert_eq!(host_layers("auto"), Ok(HostLayers::AsNeeded));
+        assert_eq!(streaming("512"), Ok(Streaming::From(512)));
+        assert_eq!((streaming("auto"), streaming("off")), (Ok(Streaming::Measured), Ok(Streaming::Never)));
+        assert!(streaming("0").is_err() && streaming("many").is_err());
         assert!(host_layers("-1").is_err() && host_layers("all").is_err());
         assert_eq!(size("12GB"), Ok(12_000_000_000));
         assert!(size("0").is_err() && size("much").is_err());

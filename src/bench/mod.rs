@@ -116,7 +116,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?.at(precision);
     let suite = Suite::new(&args.asked(), pipeline.target());
-    let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline)? as usize);
+    let sessions = suite.sessions(pipeline.target(), args.cache.chunk_on(&pipeline, false)? as usize);
     let (device, target) = (pipeline.driver().describe(), pipeline.target().id());
     let n_devices = args.device.tp as usize;
     let links = if n_devices > 1 {

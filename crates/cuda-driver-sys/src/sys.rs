@@ -144,6 +144,8 @@ functions! {
     mem_free, "cuMemFree_v2": fn(pointer: DevicePointer);
     mem_host_alloc, "cuMemHostAlloc": fn(pointer: *mut *mut c_void, len_bytes: usize, flags: c_uint);
     mem_free_host, "cuMemFreeHost": fn(pointer: *mut c_void);
+    mem_host_register, "cuMemHostRegister_v2": fn(pointer: *mut c_void, len_bytes: usize, flags: c_uint);
+    mem_host_unregister, "cuMemHostUnregister": fn(pointer: *mut c_void);
     memcpy_to_device, "cuMemcpyHtoDAsync_v2":
         fn(to: DevicePointer, from: *const c_void, len_bytes: usize, stream: Handle);
     memcpy_to_host, "cuMemcpyDtoHAsync_v2": fn(to: *mut c_void, from: DevicePointer, len_bytes: usize, stream: Handle);
@@ -168,6 +170,7 @@ functions! {
     stream_create, "cuStreamCreate": fn(stream: *mut Handle, flags: c_uint);
     stream_destroy, "cuStreamDestroy_v2": fn(stream: Handle);
     stream_synchronize, "cuStreamSynchronize": fn(stream: Handle);
+    stream_wait_event, "cuStreamWaitEvent": fn(stream: Handle, event: Handle, flags: c_uint);
     event_create, "cuEventCreate": fn(event: *mut Handle, flags: c_uint);
     event_destroy, "cuEventDestroy_v2": fn(event: Handle);
     event_record, "cuEventRecord": fn(event: Handle, stream: Handle);

@@ -1,14 +1,17 @@
 //! What a model's steps are, before anything is loaded: needs a target and no device.
 
+use std::collections::BTreeMap;
+
 use crate::graph::forward::{ForwardError, ForwardOptions, Strides, forward};
 use crate::graph::kv_cache::{KvDtypes, KvLayout, KvRequest, KvTooLarge};
-use crate::graph::{Graph, StepLimits};
+use crate::graph::{Graph, Rows, StepLimits};
+use crate::plan::error::PlanError;
 use crate::scheduler::DraftOptions;
 use format::Dtype;
 use hint::Hint;
 use kernel::target::Target;
-use kernel::template::Precision;
 use kernel::template::library::Library;
+use kernel::template::{Precision, Problem};
 use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;
 use model::config::tensor_parallel::TpRank;
@@ -125,6 +128,30 @@ impl Blueprint {
         let graph = forward(checkpoint, &layout, &options, library)?;
         Ok(Self { graph, layout, limits })
     }
+}
+
+/// Operations of the longest launch of a step for one of its rows: of the row that sees a whole sequence.
+///
+/// # Errors
+/// If a contract cannot be read, or its work gives no number.
+pub fn longest_flop_of_row(graph: &Graph, capacity_tokens: usize, library: &Library) -> Result<f64, PlanError> {
+    let last = capacity_tokens.saturating_sub(1) as i64;
+    let inputs = BTreeMap::from([("position".to_owned(), vec![last])]);
+    let mut problems: Vec<&Problem> = Vec::new();
+    let mut most = 0.0_f64;
+    for node in graph.nodes.iter().filter(|node| node.rows == Rows::All) {
+        if problems.contains(&&node.problem) {
+            continue;
+        }
+        problems.push(&node.problem);
+        let contract = library.contract(&node.problem.ops[0])?;
+        let mut scalars: BTreeMap<String, u64> =
+            node.scalars.iter().map(|(name, value)| (name.clone(), u64::from(*value))).collect();
+        scalars.insert("n_tokens".into(), 1);
+        let work = contract.work.count(&node.problem, &[], &scalars, &inputs)?;
+        most = most.max(work.flop.unwrap_or(0.0));
+    }
+    Ok(most)
 }
 
 /// Where keys and values of a model lie, or of a device's part of it, and how large its steps are.

@@ -9,7 +9,7 @@ use super::EngineError;
 use super::blueprint::{Blueprint, ModelOptions};
 use super::exchange::Exchange;
 use crate::graph::forward::of_rope;
-use crate::graph::placement::HostLayers;
+use crate::graph::placement::{HostLayers, Streaming};
 use crate::plan::Executor;
 use crate::plan::error::PlanError;
 use crate::plan::memory::LoadProgress;
@@ -23,7 +23,13 @@ pub struct HostShare {
     /// Where the processor's kernels come from and run.
     pub pipeline: Pipeline,
     pub layers: HostLayers,
+    /// Which steps have the device compute that part.
+    pub streaming: Streaming,
 }
+
+/// Layers whose experts the processor has to have before it gives up as much of the device's memory as two more take,
+/// so that prompts go through the device: with fewer, these two would be most of what it computes.
+const LEAST_STREAMED_LAYERS: usize = 4;
 
 /// Plans a device's part of a model, and allocates everything that a step needs there. Where the processor may take as
 /// much as it must, that is tried until the rest fits.
@@ -39,6 +45,7 @@ pub(super) fn load(
     let config = &checkpoint.config;
     let strides = exchange.map(Exchange::strides).unwrap_or_default();
     let pipeline = Arc::new(pipeline);
+    let mut streaming = host.as_ref().map_or(Streaming::Never, |share| share.streaming);
     let (host, layers) = host.map(|share| (Arc::new(share.pipeline), share.layers)).unzip();
     let mut n_layers = match layers {
         Some(HostLayers::Last(n)) => n,
@@ -48,7 +55,9 @@ pub(super) fn load(
         let Blueprint { mut graph, layout, limits } =
             Blueprint::of_part(checkpoint, of, strides, model, pipeline.target(), pipeline.library())?;
         graph.place_experts(config.family, n_layers);
+        let is_worth_it = layers != Some(HostLayers::AsNeeded) || n_layers >= LEAST_STREAMED_LAYERS;
         let options = ExecutorOptions {
+            streaming: if is_worth_it { streaming } else { Streaming::Never },
             limits,
             shared: exchange.map_or(Vec::new(), |exchange| exchange.views(of.rank)),
             kv_bytes: layout.total_bytes(),
@@ -64,9 +73,24 @@ pub(super) fn load(
                 }
                 return Ok(executor);
             }
-            Err(PlanError::Memory(error)) if layers == Some(HostLayers::AsNeeded) => {
-                let missing = error.plan.missing_bytes();
-                n_layers = more_layers(checkpoint, n_layers, missing).ok_or(PlanError::Memory(error))?;
+            Err(PlanError::Memory(error)) => {
+                let (missing, buffers) = (error.plan.missing_bytes(), error.plan.streaming);
+                let more = more_layers(checkpoint, n_layers, missing).filter(|_| layers == Some(HostLayers::AsNeeded));
+                match more {
+                    Some(more) => n_layers = more,
+                    None if buffers > 0 && missing > 0 => {
+                        tracing::warn!(
+                            "the processor computes its experts for prompts, too: the device has no room for {:.3} GB \
+                             that would bring them there",
+                            buffers as f64 / 1e9
+                        );
+                        streaming = Streaming::Never;
+                        if layers == Some(HostLayers::AsNeeded) {
+                            n_layers = 0; // as few as will do without that room
+                        }
+                    }
+                    None => return Err(PlanError::Memory(error).into()),
+                }
             }
             Err(error) => return Err(error.into()),
         }

@@ -235,6 +235,30 @@ pub unsafe extern "C" fn hipHostFree(pointer: *mut c_void) -> c_int {
     call("hipHostFree", "", |state| release(state, pointer, |kind| kind == Kind::Pinned))
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostRegister(pointer: *mut c_void, len_bytes: usize, flags: c_uint) -> c_int {
+    call("hipHostRegister", len_bytes.to_string(), |state| {
+        current()?;
+        let (address, end) = (pointer as u64, pointer as u64 + len_bytes as u64);
+        let mut before = state.registered.range(..end);
+        let is_apart = before.next_back().is_none_or(|(start, len_bytes)| start + *len_bytes as u64 <= address);
+        if len_bytes == 0 || flags != 0 || !is_apart || state.kind_of(address, 1).is_some() {
+            return Err(status::INVALID_VALUE);
+        }
+        state.registered.insert(address, len_bytes);
+        done()
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipHostUnregister(pointer: *mut c_void) -> c_int {
+    call("hipHostUnregister", "", |state| {
+        state.drain_all();
+        state.registered.remove(&(pointer as u64)).ok_or(status::INVALID_VALUE)?;
+        Ok(format!("registered={}", state.registered.len()))
+    })
+}
+
 /// Whether two ranges of the same length have a byte in common: what a copy makes of it nobody knows.
 fn overlap(to: *const c_void, from: *const c_void, len_bytes: usize) -> bool {
     to.addr().abs_diff(from.addr()) < len_bytes
@@ -265,6 +289,7 @@ pub unsafe extern "C" fn hipMemcpyAsync(
             return Err(status::INVALID_VALUE);
         }
         stream.queue.push_back(StreamWork::Copy { to: to as u64, from: from as u64, len_bytes });
+        state.hurry();
         done()
     })
 }
@@ -335,9 +360,25 @@ pub unsafe extern "C" fn hipEventDestroy(event: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void) -> c_int {
     call("hipEventRecord", "", |state| {
-        let event = event as u64;
+        let (event, mark) = (event as u64, state.mark());
         *state.events.get_mut(&event).ok_or(status::INVALID_HANDLE)? = None;
-        stream_of(state, stream)?.queue.push_back(StreamWork::Mark { event });
+        stream_of(state, stream)?.queue.push_back(StreamWork::Mark { event, mark });
+        state.hurry();
+        done()
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hipStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) -> c_int {
+    call("hipStreamWaitEvent", flags.to_string(), |state| {
+        let event = event as u64;
+        state.events.get(&event).ok_or(status::INVALID_HANDLE)?;
+        let mark = state.streams.values().filter_map(|stream| stream.last_mark(event)).max();
+        let stream = stream_of(state, stream)?;
+        if stream.capture.is_some() || flags != 0 {
+            return Err(status::INVALID_VALUE);
+        }
+        stream.queue.extend(mark.map(|mark| StreamWork::Wait { mark }));
         done()
     })
 }

@@ -9,6 +9,7 @@
 //! peers = false                             whether devices reach each other's memory; they do
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
+//! copies = early                            streams beside the first of a device do at once what waits for nothing
 //! hang = 40                                 the kernel, counted from 1, that never ends, and all behind it
 //! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
 //!                                           those run. Without it kernels do nothing
@@ -36,6 +37,8 @@ pub struct Orders {
     pub wave_size: Option<c_int>,
     /// Whether devices reach each other's memory.
     pub peers: bool,
+    /// Whether streams beside the first of a device do their work as soon as they can.
+    pub is_early: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
     /// How many kernels end before one that does not.
@@ -66,6 +69,7 @@ impl Orders {
             version: [6, 4, 43_484],
             wave_size: None,
             peers: true,
+            is_early: false,
             kernels: None,
             n_ending: None,
             failures: Vec::new(),
@@ -88,6 +92,7 @@ impl Orders {
                 let parts: Vec<c_int> = value.split('.').map(|part| part.parse().expect("a number")).collect();
                 self.version = parts.try_into().expect("three numbers");
             }
+            "copies" => self.is_early = value == "early",
             "peers" => self.peers = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "hang" => self.n_ending = Some(value.parse::<usize>().expect("a number") - 1),

@@ -28,14 +28,67 @@ impl Held {
             }
             if stream.is_busy {
                 self.wait();
+            } else if let Some(&StreamWork::Wait { mark }) = stream.queue.front() {
+                self.drain_to_mark(mark);
+                if let Some(stream) = self.streams.get_mut(&handle) {
+                    stream.queue.pop_front();
+                }
             } else if let Some(work) = stream.queue.pop_front() {
                 self.perform(handle, work);
+                self.hurry();
             } else {
                 break;
             }
         }
         self.set_others_going(); // they wait for nobody who would do what is left here
         self.sticky
+    }
+
+    /// Does what is on the stream that has a mark, up to it.
+    fn drain_to_mark(&mut self, mark: u64) {
+        while let Some(other) = self.streams.iter().find(|(_, s)| s.comes_to_mark(mark)).map(|(other, _)| *other) {
+            let front = self.streams.get_mut(&other).expect("just found");
+            match front.queue.front() {
+                _ if front.is_busy => self.wait(),
+                Some(&StreamWork::Wait { mark: before }) => {
+                    self.drain_to_mark(before);
+                    self.streams.get_mut(&other).map(|stream| stream.queue.pop_front());
+                }
+                _ => {
+                    if let Some(work) = front.queue.pop_front() {
+                        self.perform(other, work);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Has streams beside the first of a device do what waits for nothing, if that is ordered.
+    pub fn hurry(&mut self) {
+        if !self.orders.is_early {
+            return;
+        }
+        let is_first = |handle: &u64| {
+            let device = self.streams[handle].device;
+            self.streams.iter().all(|(other, stream)| stream.device != device || other >= handle)
+        };
+        let beside: Vec<u64> = self.streams.keys().copied().filter(|handle| !is_first(handle)).collect();
+        for handle in beside {
+            while let Some(front) = self.streams[&handle].queue.front() {
+                let is_free = match front {
+                    StreamWork::Launch(_) => false,
+                    StreamWork::Wait { mark } => !self.streams.values().any(|stream| stream.comes_to_mark(*mark)),
+                    _ => true,
+                };
+                let Some(work) = self.streams.get_mut(&handle).filter(|_| is_free).and_then(|s| s.queue.pop_front())
+                else {
+                    break;
+                };
+                if !matches!(work, StreamWork::Wait { .. }) {
+                    self.perform_at_once(work);
+                }
+            }
+        }
     }
 
     pub fn drain_all(&mut self) -> c_int {
@@ -65,7 +118,9 @@ impl Held {
 
     fn next_of_those_that_go_on(&mut self, handle: u64) -> Option<StreamWork> {
         self.streams.get(&handle).filter(|stream| self.goes_on(stream))?;
-        self.streams.get_mut(&handle)?.queue.pop_front()
+        let queue = &mut self.streams.get_mut(&handle)?.queue;
+        let waits = matches!(queue.front(), Some(StreamWork::Wait { .. }));
+        if waits { None } else { queue.pop_front() }
     }
 
     fn perform(&mut self, handle: u64, work: StreamWork) {

@@ -37,6 +37,8 @@ pub struct State {
     pub sim: Simulator,
     /// Allocations by address.
     pub memory: BTreeMap<u64, Memory>,
+    /// Memory that somebody else allocated and that is pinned, by address: bytes.
+    pub registered: BTreeMap<u64, usize>,
     /// Memory without an address: whose, and how many bytes.
     pub created: HashMap<u64, (c_int, usize)>,
     /// What is mapped, by address.
@@ -52,6 +54,8 @@ pub struct State {
     /// What a kernel left behind; every call that waits returns it from then on.
     pub sticky: c_int,
     next_handle: u64,
+    /// Marks that were put on streams.
+    n_marks: u64,
 }
 
 pub struct Memory {
@@ -90,17 +94,50 @@ pub struct Stream {
 impl Stream {
     /// Whether the event is still to come.
     pub fn comes_to(&self, event: u64) -> bool {
-        self.queue.iter().any(|work| matches!(work, StreamWork::Mark { event: other } if *other == event))
+        self.queue.iter().any(|work| matches!(work, StreamWork::Mark { event: other, .. } if *other == event))
+    }
+
+    /// Whether a mark is still to come.
+    pub fn comes_to_mark(&self, mark: u64) -> bool {
+        self.queue.iter().any(|work| matches!(work, StreamWork::Mark { mark: other, .. } if *other == mark))
+    }
+
+    /// The mark that an event was recorded with last, if it is still to come.
+    pub fn last_mark(&self, event: u64) -> Option<u64> {
+        self.queue.iter().rev().find_map(|work| match work {
+            StreamWork::Mark { event: other, mark } if *other == event => Some(*mark),
+            _ => None,
+        })
     }
 }
 
 /// One thing on a stream.
 pub enum StreamWork {
-    Copy { to: u64, from: u64, len_bytes: usize },
-    Set { to: u64, byte: u8, len_bytes: usize },
-    SetWords { to: u64, value: u32, n: usize },
+    Copy {
+        to: u64,
+        from: u64,
+        len_bytes: usize,
+    },
+    Set {
+        to: u64,
+        byte: u8,
+        len_bytes: usize,
+    },
+    SetWords {
+        to: u64,
+        value: u32,
+        n: usize,
+    },
     Launch(Launch),
-    Mark { event: u64 },
+    /// An event that was recorded, and which of all records it is.
+    Mark {
+        event: u64,
+        mark: u64,
+    },
+    /// What follows waits until such a mark was come to.
+    Wait {
+        mark: u64,
+    },
 }
 
 impl State {
@@ -115,6 +152,7 @@ impl State {
             sim: Simulator::new(),
             orders,
             memory: BTreeMap::new(),
+            registered: BTreeMap::new(),
             created: HashMap::new(),
             mapped: BTreeMap::new(),
             streams: HashMap::new(),
@@ -125,12 +163,19 @@ impl State {
             executables: HashMap::new(),
             sticky: status::SUCCESS,
             next_handle: 0x1000,
+            n_marks: 0,
         }
     }
 
     pub fn handle(&mut self) -> u64 {
         self.next_handle += 0x10;
         self.next_handle
+    }
+
+    /// A mark that was never there.
+    pub fn mark(&mut self) -> u64 {
+        self.n_marks += 1;
+        self.n_marks
     }
 
     /// Bytes of a device that are in use.
@@ -142,8 +187,13 @@ impl State {
 
     /// The memory that all of a range is in.
     pub fn kind_of(&self, address: u64, len_bytes: usize) -> Option<Kind> {
-        let (start, memory) = self.memory.range(..=address).next_back()?;
-        (address - start + len_bytes as u64 <= memory.len_bytes as u64).then_some(memory.kind)
+        let is_within = |start: u64, all_bytes: usize| address - start + len_bytes as u64 <= all_bytes as u64;
+        let of_own = self.memory.range(..=address).next_back();
+        let of_own =
+            of_own.filter(|(start, memory)| is_within(**start, memory.len_bytes)).map(|(_, memory)| memory.kind);
+        let registered = self.registered.range(..=address).next_back();
+        let is_registered = registered.is_some_and(|(start, all_bytes)| is_within(*start, *all_bytes));
+        of_own.or(is_registered.then_some(Kind::Pinned))
     }
 
     /// The same as a device sees it: what is mapped for it, from one piece to the next, is its own.
@@ -173,7 +223,7 @@ impl State {
     /// Does what is no launch.
     pub fn perform_at_once(&mut self, work: StreamWork) {
         match work {
-            StreamWork::Mark { event } => {
+            StreamWork::Mark { event, .. } => {
                 if let Some(reached) = self.events.get_mut(&event) {
                     *reached = Some(Instant::now());
                 }
@@ -205,7 +255,7 @@ impl State {
                 // SAFETY: the range is in memory that is still allocated; it need not be aligned.
                 (0..n).for_each(|i| unsafe { (to as *mut u32).add(i).write_unaligned(value) });
             }
-            StreamWork::Launch(_) => unreachable!("a launch takes its time"),
+            StreamWork::Launch(_) | StreamWork::Wait { .. } => unreachable!("it takes its time"),
         }
     }
 }

@@ -21,6 +21,7 @@ pub mod host;
 #[cfg(target_os = "linux")]
 pub mod sim;
 
+mod display;
 mod error;
 mod facts;
 mod launch;
@@ -49,6 +50,9 @@ pub struct DeviceMemory {
     pub free_bytes: usize,
     pub total_bytes: usize,
 }
+
+/// Parts of a device's memory that [`Driver::prefetch`] fills in turns: one is filled while the other is used.
+pub const PREFETCHES: usize = 2;
 
 /// One device: memory, modules, launches. Launches run in the order they are made.
 pub trait Driver: Any + Send + Sync {
@@ -223,6 +227,50 @@ pub trait Driver: Any + Send + Sync {
     /// As [`Self::bring`].
     fn send(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
         copies.iter().try_for_each(|(from, to)| self.copy(from, to))
+    }
+
+    /// Memory of this process as memory from which the device copies without anybody's help, where it lies, as long as
+    /// the view lives. `None` for bytes that are somebody else's, such as a mapped file's.
+    ///
+    /// # Errors
+    /// [`GpuError::ForeignMemory`], or the device's words.
+    fn pin(&self, view: &BufferView) -> Result<Option<BufferView>, GpuError> {
+        Ok(Some(view.clone()))
+    }
+
+    /// Copies memory of this process, the first of each pair, to the start of memory of the device, beside what was
+    /// launched: as soon as nothing uses any more what was copied there before, as [`Self::end_use`] says. Whoever
+    /// uses it asks [`Self::begin_use`] first. From pinned memory ([`Self::pin`]) the device copies by itself; other
+    /// memory is copied to pinned memory first, for which this waits. The bytes stay as they are until what uses them
+    /// is done. A device whose launches are done when they return copies at once.
+    ///
+    /// - `slot`: which part of the device's memory, below [`PREFETCHES`]
+    ///
+    /// # Errors
+    /// As [`Self::bring`].
+    fn prefetch(&self, _slot: usize, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        self.send(copies)
+    }
+
+    /// Has what is launched next wait for what was prefetched into a slot last.
+    ///
+    /// # Errors
+    /// The device's words.
+    fn begin_use(&self, _slot: usize) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    /// What was launched so far is all that uses what was prefetched into a slot: the next may come.
+    ///
+    /// # Errors
+    /// The device's words.
+    fn end_use(&self, _slot: usize) -> Result<(), GpuError> {
+        Ok(())
+    }
+
+    /// Whether the device shows somebody's desktop, as the system says: whoever uses it waits for what runs.
+    fn has_display(&self) -> bool {
+        false
     }
 
     /// What the device takes now, in watts, as its driver says; `None` where nobody says.

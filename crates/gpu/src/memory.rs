@@ -197,6 +197,25 @@ impl BufferView {
         self.is_writable
     }
 
+    /// Whether a device reaches it by itself.
+    pub fn is_pinned(&self) -> bool {
+        matches!(&*self.buffer.memory, Memory::Pinned(_))
+    }
+
+    /// Whether it is memory of this process that nobody else has: no bytes of a file, and none of a device.
+    pub(crate) fn is_own(&self) -> bool {
+        matches!(&*self.buffer.memory, Memory::Pages(_) | Memory::Pinned(_))
+    }
+
+    /// The bytes of this process's memory.
+    ///
+    /// # Safety
+    /// Nobody writes to them as long as they are looked at.
+    pub(crate) unsafe fn bytes(&self) -> Result<&[u8], GpuError> {
+        // SAFETY: the view lies within its buffer, which it keeps alive; the rest is the caller's.
+        self.host_address().map(|address| unsafe { std::slice::from_raw_parts(address, self.len_bytes) })
+    }
+
     /// Where it begins in this process. Valid for `len_bytes` bytes while the view lives; only drivers look at it.
     pub(crate) fn host_address(&self) -> Result<*mut u8, GpuError> {
         let address = self.buffer.address().ok_or(GpuError::ForeignMemory)?;

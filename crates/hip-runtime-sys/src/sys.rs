@@ -69,6 +69,8 @@ pub const MEMCPY_DEVICE_TO_DEVICE: c_int = 3;
 pub const STREAM_NON_BLOCKING: c_uint = 1;
 /// `hipHostMalloc` with no special wishes: pinned, and visible to every device.
 pub const HOST_MALLOC_DEFAULT: c_uint = 0;
+/// `hipHostRegister` with no special wishes.
+pub const HOST_REGISTER_DEFAULT: c_uint = 0;
 /// `hipEventDefault`: takes times, and waiting for it spins.
 pub const EVENT_DEFAULT: c_uint = 0;
 /// While a stream is captured, other threads may do what they like.
@@ -131,12 +133,15 @@ functions! {
     free, "hipFree": fn(pointer: DevicePointer);
     host_malloc, "hipHostMalloc": fn(pointer: *mut *mut c_void, len_bytes: usize, flags: c_uint);
     host_free, "hipHostFree": fn(pointer: *mut c_void);
+    host_register, "hipHostRegister": fn(pointer: *mut c_void, len_bytes: usize, flags: c_uint);
+    host_unregister, "hipHostUnregister": fn(pointer: *mut c_void);
     memcpy_async, "hipMemcpyAsync":
         fn(to: *mut c_void, from: *const c_void, len_bytes: usize, kind: c_int, stream: Handle);
     memset_async, "hipMemsetAsync": fn(to: DevicePointer, byte: c_int, len_bytes: usize, stream: Handle);
     stream_create_with_flags, "hipStreamCreateWithFlags": fn(stream: *mut Handle, flags: c_uint);
     stream_destroy, "hipStreamDestroy": fn(stream: Handle);
     stream_synchronize, "hipStreamSynchronize": fn(stream: Handle);
+    stream_wait_event, "hipStreamWaitEvent": fn(stream: Handle, event: Handle, flags: c_uint);
     event_create_with_flags, "hipEventCreateWithFlags": fn(event: *mut Handle, flags: c_uint);
     event_destroy, "hipEventDestroy": fn(event: Handle);
     event_record, "hipEventRecord": fn(event: Handle, stream: Handle);

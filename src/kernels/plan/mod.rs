@@ -88,8 +88,10 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let overruled = Overruled::all(&graph, &chooser, &decisions);
     let host = Chooser::new(args.source.library()?, args.source.tables()?, Target::host())?;
     let of_host = Decisions::new(&graph, Place::Host, &host, limits)?;
-    args.check_ops(&[&decisions, &of_host])?;
-    let mut lines = spans::lines(&[&decisions, &of_host], args.why || output.is_json());
+    let streamed = Decisions::new(&graph, Place::Streamed, &chooser, limits)?;
+    let all = [&decisions, &of_host, &streamed];
+    args.check_ops(&all)?;
+    let mut lines = spans::lines(&all, args.why || output.is_json());
     lines.retain(|line| args.asks_for(line));
     let host = (!of_host.all.is_empty()).then(|| checkpoint.bytes_per_token_of_last_experts(args.n_cpu_moe));
     let bytes_per_token = [checkpoint.bytes_per_token(), host.unwrap_or(0)];

@@ -38,7 +38,7 @@ struct Launch<'a> {
     nodes: String,
     layers: Vec<usize>,
     ops: &'a [String],
-    /// Who computes it: `device` or `host`.
+    /// Who computes it: `device` or `host`, or, in steps of many tokens, the device in the host's place: `streamed`.
     place: &'static str,
     /// `decode`, `mixed` or `any`.
     step: &'static str,
@@ -148,6 +148,7 @@ impl Report<'_> {
             place: match line.decision.place {
                 Place::Device => "device",
                 Place::Host => "host",
+                Place::Streamed => "streamed",
             },
             step: line.step_name(),
             rows: RowCounts {
@@ -225,6 +226,12 @@ impl Report<'_> {
             let [device, host] = [all - host, host].map(human_bytes);
             let arch = &self.chooser.target().arch;
             output.note(&format!("weights that one token reads: {device} by {arch}, {host} by the processor"));
+            if self.lines.iter().any(|line| line.decision.place == Place::Streamed) {
+                output.note(
+                    "what is streamed comes from main memory in steps of more tokens than the processor is as fast for, \
+                     which is measured when the model is loaded (`--stream-experts`)",
+                );
+            }
         }
         Ok(())
     }
@@ -241,6 +248,7 @@ impl Report<'_> {
         let by = match line.decision.place {
             Place::Device => self.chooser.target().arch.clone(),
             Place::Host => "the processor".to_owned(),
+            Place::Streamed => format!("{}, streamed", self.chooser.target().arch),
         };
         vec![line.label(), step, line.row_counts(), label, params, self.chosen_by(line.ranking), next, by]
     }

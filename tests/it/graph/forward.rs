@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::KvTooLarge;
+use engine::graph::placement::Streaming;
 use engine::scheduler::{DraftOptions, Event, FinishReason, Request, RequestId, Sampling};
 use engine::watchdog::Watchdog;
 use engine::{Engine, EngineError, EngineOptions};
@@ -38,6 +39,8 @@ pub struct How {
     pub n_snapshots: usize,
     pub drafts: Option<DraftOptions>,
     pub kv_dtype: Dtype,
+    /// Beside the processor: which steps leave nothing to it.
+    pub streaming: Streaming,
 }
 
 pub const ONE_BY_ONE: How = How {
@@ -48,6 +51,7 @@ pub const ONE_BY_ONE: How = How {
     n_snapshots: 0,
     drafts: None,
     kv_dtype: Dtype::F32,
+    streaming: Streaming::Never,
 };
 
 /// Three at a time in pieces of five, so that windows go round.

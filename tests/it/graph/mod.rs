@@ -4,4 +4,5 @@ pub mod families;
 pub mod forward;
 pub mod logits;
 mod placement;
+mod streaming;
 mod tensor_parallel;

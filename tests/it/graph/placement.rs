@@ -24,19 +24,19 @@ use crate::fixtures::models::{Fixture, gpt_oss};
 use crate::fixtures::program::{repository, run};
 use crate::workbench::kernels::store;
 
-fn cores(n_threads: usize) -> Arc<dyn Driver> {
+pub(super) fn cores(n_threads: usize) -> Arc<dyn Driver> {
     Arc::new(HostDriver::new(n_threads).expect("threads"))
 }
 
 /// An engine whose device is these cores, or another pipeline, with other cores beside it.
-fn beside(
+pub(super) fn beside(
     device: Pipeline,
     host: Arc<dyn Driver>,
     layers: HostLayers,
     checkpoint: &Checkpoint,
     how: How,
 ) -> Result<Engine, Box<EngineError>> {
-    let host = Some(HostShare { pipeline: pipeline(host), layers });
+    let host = Some(HostShare { pipeline: pipeline(host), layers, streaming: how.streaming });
     let model = model_options(128, how);
     let options = EngineOptions { pipeline: device, peers: Vec::new(), host, model, watchdog: None };
     Engine::load(checkpoint, options, &()).map_err(Box::new)
@@ -46,12 +46,12 @@ fn on_cores(checkpoint: &Checkpoint, n_layers: usize, how: How) -> Engine {
     beside(pipeline(cores(how.threads)), cores(2), HostLayers::Last(n_layers), checkpoint, how).expect("loads")
 }
 
-fn open(path: &str) -> Checkpoint {
+pub(super) fn open(path: &str) -> Checkpoint {
     Checkpoint::open(Path::new(path), Layout::Auto).expect("a model")
 }
 
 /// Odd sizes: no dimension divides another.
-fn odd() -> Checkpoint {
+pub(super) fn odd() -> Checkpoint {
     let config = gpt_oss(&[
         ("vocab_size", 131.0),
         ("hidden_size", 45.0),
@@ -200,6 +200,7 @@ fn what_does_not_go_together_is_said() {
     let none = run_with(&[dense.to_str().expect("text"), "--n-cpu-moe", "1"]);
     assert!(none.contains("the model has no experts"), "{none}");
     assert!(run_with(&["--n-cpu-moe", "some"]).contains("expected a number of layers, or `auto`"));
+    assert!(run_with(&["--stream-experts", "0"]).contains("expected a number of tokens, `auto` or `off`"));
     let small = run_with(&["--memory", "100KB"]);
     assert!(small.contains("could not fit the model into the memory of sim:gfx1100"), "{small}");
 }
@@ -218,6 +219,8 @@ fn a_limit_of_memory_has_the_processor_help() {
     let of = |by: &str| plan.text().lines().filter(|line| line.trim_end().ends_with(by)).collect::<Vec<_>>().join("\n");
     assert!(of("the processor").contains("block.1-3.mlp.mlp1"), "{}", plan.text());
     assert!(of("gfx1100").contains("block.0.mlp.mlp1"), "{}", plan.text());
+    assert!(of("gfx1100, streamed").contains("block.1-3.mlp.mlp1"), "{}", plan.text());
+    assert!(plan.stderr.contains("what is streamed comes from main memory in steps of more tokens"), "{}", plan.stderr);
     assert!(!of("gfx1100").contains("block.1"), "{}", plan.text());
     let inspected = run(&["inspect", "--device", "sim:gfx1100", "--n-cpu-moe", "2"]).ok();
     assert!(inspected.text().contains("the processor, the experts of the last 2 of 4 layers"), "{}", inspected.text());

@@ -14,6 +14,9 @@ pub enum Place {
     Device,
     /// This machine's cores.
     Host,
+    /// The device, with weights that come from main memory in the step: what launches of the host's nodes are in steps
+    /// that take in many tokens. No node has it.
+    Streamed,
 }
 
 /// How many layers' experts the processor computes.
@@ -23,6 +26,17 @@ pub enum HostLayers {
     Last(usize),
     /// As few as leave room for the rest on the device: none, where everything fits.
     AsNeeded,
+}
+
+/// Which steps have the device compute the experts that are in main memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streaming {
+    /// Those that take in prompts of so many tokens that it is faster, as measured when the model is loaded.
+    Measured,
+    /// Those that take in prompts and have so many tokens or more.
+    From(usize),
+    /// None.
+    Never,
 }
 
 impl Graph {

@@ -11,6 +11,7 @@ use super::decisions::Decisions;
 use super::error::PlanError;
 use super::overruled::Overruled;
 use super::segment::{Bucket, PlannedLaunch, Segment};
+use super::streaming::LEAST_ROWS;
 use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepLimits, StepShape};
 use hint::chain;
@@ -89,7 +90,8 @@ pub(super) fn served<T, E: Error + 'static>(
     }
 }
 
-/// The buckets of both kinds of steps, each up to the next one's beginning.
+/// The buckets of both kinds of steps, each up to the next one's beginning; where weights are streamed, of steps that
+/// take in prompts, and have enough rows.
 fn plan(
     graph: &Graph,
     segment: &Candidates,
@@ -98,10 +100,16 @@ fn plan(
     refused: &[Problem],
 ) -> PlannedSegment {
     let first = &graph.nodes[segment.range.start];
-    let (nodes, place, rows) = (segment.range.clone(), first.place, first.rows);
+    let (nodes, place, rows) = (segment.range.clone(), segment.place, first.rows);
     let mut buckets = Vec::new();
     for step in StepKind::ALL {
-        let (least, most) = (StepShape::smallest(step).most(rows), limits.largest(step).most(rows));
+        let (mut least, most) = (StepShape::smallest(step).most(rows), limits.largest(step).most(rows));
+        if place == Place::Streamed {
+            least = least.max(LEAST_ROWS);
+            if step == StepKind::Decode || least > most {
+                continue;
+            }
+        }
         let starts = segment.bucket_starts(chooser, step, &(least..=most));
         for (i, &first_row_count) in starts.iter().enumerate() {
             let last_row_count = starts.get(i + 1).map_or(most, |next| next - 1);
@@ -129,7 +137,7 @@ fn segments(planned: Vec<PlannedSegment>, kernels: Vec<Arc<LoadedKernel>>) -> Ve
     };
     let mut segments = Vec::new();
     for PlannedSegment { nodes, place, rows, buckets } in planned {
-        let mut segment = Segment { nodes, place, rows, buckets: BTreeMap::new(), hand_over: None };
+        let mut segment = Segment { nodes, place, rows, buckets: BTreeMap::new(), hand_over: None, streamed: None };
         for PlannedBucket { step, first_row_count, last_row_count, covers } in buckets {
             let launches = covers.into_iter().map(&mut launch).collect();
             let bucket = Bucket::new(first_row_count, last_row_count, launches);

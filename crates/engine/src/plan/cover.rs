@@ -41,12 +41,14 @@ pub struct Unfused {
 pub(super) struct Candidates {
     /// The segment's nodes in the graph.
     pub(crate) range: Range<usize>,
+    pub(crate) place: Place,
     singles: Vec<Cover>,
     /// The runs that begin at each node, the longest first.
     runs: Vec<Vec<Cover>>,
 }
 
-/// Runs of nodes that are computed in a place and work on the same rows, and what each can be covered with.
+/// Runs of nodes that are computed in a place and work on the same rows, and what each can be covered with. Those that
+/// are streamed are the host's.
 pub(super) fn segments(graph: &Graph, place: Place, fusions: &[Arc<Signature>]) -> Vec<Candidates> {
     let mut ranges: Vec<Range<usize>> = Vec::new();
     for (at, node) in graph.nodes.iter().enumerate() {
@@ -56,8 +58,9 @@ pub(super) fn segments(graph: &Graph, place: Place, fusions: &[Arc<Signature>]) 
             _ => ranges.push(at..at + 1),
         }
     }
-    ranges.retain(|range| graph.nodes[range.start].place == place);
-    ranges.into_iter().map(|range| Candidates::in_range(graph, fusions, range)).collect()
+    let of_nodes = if place == Place::Streamed { Place::Host } else { place };
+    ranges.retain(|range| graph.nodes[range.start].place == of_nodes);
+    ranges.into_iter().map(|range| Candidates::in_range(graph, place, fusions, range)).collect()
 }
 
 /// Every run of nodes that one kernel may do: its label and its problem.
@@ -67,10 +70,10 @@ pub fn runs(graph: &Graph, fusions: &[Arc<Signature>]) -> Vec<(String, Problem)>
 }
 
 impl Candidates {
-    fn in_range(graph: &Graph, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
+    fn in_range(graph: &Graph, place: Place, fusions: &[Arc<Signature>], range: Range<usize>) -> Self {
         let runs_at = |at: usize| fusions.iter().filter_map(|run| fused(graph, run, at..range.end)).collect();
         let singles = range.clone().map(|at| single(graph, at)).collect();
-        Self { singles, runs: range.clone().map(runs_at).collect(), range }
+        Self { singles, runs: range.clone().map(runs_at).collect(), range, place }
     }
 
     /// The nodes of every run that one kernel may cover, whether it is preferred or not.

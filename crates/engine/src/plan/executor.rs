@@ -10,8 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use gpu::{Argument, BufferView, Driver, GpuError, Kernel, Launch, Mailbox};
-use half::bf16;
+use gpu::{BufferView, GpuError, Mailbox};
 
 use super::error::PlanError;
 use super::hand_over::{HandOver, staging};
@@ -21,14 +20,15 @@ use super::memory::{LoadProgress, MemoryPlan};
 use super::options::ExecutorOptions;
 use super::profile::{Profile, Profiled, Profiler};
 use super::replay::Replays;
-use super::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
+use super::segment::Segment;
 use super::site::Sites;
+use super::streaming::{self, Slots, StreamPlan};
 use crate::graph::placement::Place;
-use crate::graph::{Graph, Role, Rows, StepShape, Storage};
-use format::Dtype;
+use crate::graph::{Graph, Role, Rows, StepShape};
 use kernel::pipeline::{LoadedKernel, Pipeline};
-use kernel::template::contract::Access;
 use model::checkpoint::Checkpoint;
+
+mod steps;
 
 /// What an [`Observer`] is shown after a launch: one tensor that it wrote.
 pub struct Written<'a> {
@@ -57,6 +57,7 @@ pub struct Executor {
     memory_plan: MemoryPlan,
     /// How long the weights took to copy or make.
     weights_time: Duration,
+    stream_plan: Option<StreamPlan>,
     profiler: Option<Profiler>,
     replays: Replays,
 }
@@ -76,7 +77,8 @@ impl Executor {
         progress: &dyn LoadProgress,
     ) -> Result<Self, PlanError> {
         let host = host.filter(|_| graph.nodes.iter().any(|node| node.place == Place::Host));
-        let work = Work { graph: &graph, checkpoint, options: &options };
+        let slots = host.and_then(|_| Slots::new(&graph, checkpoint, &options));
+        let work = Work { graph: &graph, checkpoint, options: &options, slots };
         let mut at_device = work.at(Place::Device, device)?;
         let mut at_host = host.map(|host| work.at(Place::Host, host)).transpose()?;
         work.memory_plan(&at_device, at_host.as_ref())?.check()?; // before anything is compiled
@@ -92,7 +94,9 @@ impl Executor {
         externals.extend(inputs.views().chain(change_inputs.views()).chain(options.shared.iter().cloned()));
         let start = Instant::now();
         let arena = allocate(device, "arena", at_device.arena.len_bytes)?;
-        let (mut segments, device_site) = at_device.placed(&work, &arena, &externals)?;
+        let (segments, device_site) = at_device.placed(&work, &arena, &externals)?;
+        let (streamed, mut segments): (Vec<_>, Vec<_>) =
+            segments.into_iter().partition(|segment| segment.place == Place::Streamed);
         let host_site = match at_host {
             Some(at_host) => {
                 let arena = staging(device, at_host.arena.len_bytes)?;
@@ -108,8 +112,12 @@ impl Executor {
         }
         wait(device, &device_site.memory)?;
         let weights_time = start.elapsed();
+        let mut sites = Sites { device: device_site, host: host_site };
+        let how = (options.streaming, options.limits);
+        let attach = |slots: &Slots| streaming::attach(&mut segments, streamed, slots, &mut sites, &graph, how);
+        let stream_plan = work.slots.as_ref().map(attach).transpose()?;
         Ok(Self {
-            sites: Sites { device: device_site, host: host_site },
+            sites,
             graph,
             inputs,
             change_inputs,
@@ -117,6 +125,7 @@ impl Executor {
             segments,
             memory_plan,
             weights_time,
+            stream_plan,
             profiler: None,
             replays: Replays::default(),
         })
@@ -137,6 +146,19 @@ impl Executor {
         &self.memory_plan
     }
 
+    /// Which steps bring experts of main memory to the device; `None` where none can.
+    pub fn stream_plan(&self) -> Option<&StreamPlan> {
+        self.stream_plan.as_ref()
+    }
+
+    /// Seconds that experts take to come to the device in a step that takes in so many tokens; `None` where they do not
+    /// come, or nobody measured.
+    pub fn streaming_s(&self, n_rows: usize) -> Option<f64> {
+        let plan = self.stream_plan.as_ref().filter(|plan| plan.from_rows.is_some_and(|from| from <= n_rows))?;
+        let segments = self.segments.iter().filter(|segment| segment.streamed.is_some()).count();
+        plan.times.map(|(copy, ..)| copy.as_secs_f64() * segments as f64)
+    }
+
     /// How long the weights took to copy, or to make.
     pub fn weights_time(&self) -> Duration {
         self.weights_time
@@ -144,7 +166,10 @@ impl Executor {
 
     /// Launches of a step.
     pub fn n_launches(&self, shape: StepShape) -> usize {
-        let of = |segment: &Segment| segment.bucket(shape).map_or(0, |bucket| bucket.launches.len());
+        let of = |segment: &Segment| {
+            let streamed = segment.streamed_in(shape).map(|streamed| &streamed.segment);
+            streamed.unwrap_or(segment).bucket(shape).map_or(0, |bucket| bucket.launches.len())
+        };
         self.segments.iter().map(of).sum()
     }
 
@@ -314,164 +339,6 @@ impl Executor {
     /// The first segment that a step has only if a request asks for it.
     fn first_asked_for(&self) -> usize {
         self.segments.iter().position(|segment| segment.rows.are_asked_for()).unwrap_or(self.segments.len())
-    }
-
-    /// Launches the first segments of a step: what comes again and again.
-    fn run_first(
-        &mut self,
-        n_segments: usize,
-        shape: StepShape,
-        mut observer: Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        for segment in &mut self.segments[..n_segments] {
-            segment.prepare(shape.kind, shape.count(segment.rows), &self.sites)?;
-        }
-        if let Some(mut profiler) = self.profiler.take() {
-            let timed = profiler.step(&self.view(n_segments), shape);
-            self.profiler = Some(profiler);
-            if timed? {
-                return Ok(());
-            }
-        }
-        if self.sites.host.is_none() && observer.is_none() && self.replay(0..n_segments, shape)? {
-            return Ok(());
-        }
-        let mut replays = std::mem::take(&mut self.replays);
-        let mut result = Ok(());
-        let mut work = || result = self.run_parts(n_segments, shape, &mut replays, &mut observer);
-        self.sites.enter(&mut work);
-        self.replays = replays;
-        result
-    }
-
-    /// Launches the first segments of a step, from one hand-over to the next.
-    fn run_parts(
-        &self,
-        n_segments: usize,
-        shape: StepShape,
-        replays: &mut Replays,
-        observer: &mut Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        let count = |rows: Rows| shape.count(rows);
-        let mut at = 0;
-        for part in self.segments[..n_segments].chunk_by(|a, b| a.place == b.place) {
-            let (first, end) = (at, at + part.len());
-            at = end;
-            if part[0].place == Place::Host {
-                self.run_on_host(first..end, shape, observer)?;
-            } else if self.sites.host.is_none() || observer.is_some() || !self.replayed(replays, first..end, shape)? {
-                self.launch_all(first..end, shape, count, observer)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Has the processor compute segments: each with what it needs brought before, and what it made sent behind it.
-    fn run_on_host(
-        &self,
-        which: Range<usize>,
-        shape: StepShape,
-        observer: &mut Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        for at in which {
-            let segment = &self.segments[at];
-            let n = shape.count(segment.rows);
-            let Some(hand_over) = segment.hand_over.as_ref().filter(|_| n > 0) else { continue };
-            hand_over.bring(n, &self.sites)?;
-            self.launch_all(at..at + 1, shape, |rows| shape.count(rows), observer)?;
-            hand_over.send(n, &self.sites)?;
-        }
-        Ok(())
-    }
-
-    /// Launches segments of a step in which so many rows ask for them; no profiler sees it.
-    fn run_asked_for(&mut self, which: Range<usize>, shape: StepShape, n: usize) -> Result<(), PlanError> {
-        let count = |rows: Rows| if rows.are_asked_for() { n } else { shape.count(rows) };
-        for segment in &mut self.segments[which.clone()] {
-            segment.prepare(shape.kind, count(segment.rows), &self.sites)?;
-        }
-        let mut result = Ok(());
-        self.sites.device.driver().enter(&mut || result = self.launch_all(which.clone(), shape, count, &mut None));
-        result
-    }
-
-    /// What a profiler needs.
-    fn view(&self, n_segments: usize) -> Steps<'_> {
-        Steps { sites: &self.sites, graph: &self.graph, segments: &self.segments[..n_segments] }
-    }
-
-    /// Replays segments of a step that are all the device's, if they were or can be captured; whether it did.
-    fn replay(&mut self, which: Range<usize>, shape: StepShape) -> Result<bool, PlanError> {
-        let mut replays = std::mem::take(&mut self.replays);
-        let replayed = self.replayed(&mut replays, which, shape);
-        self.replays = replays;
-        replayed
-    }
-
-    fn replayed(&self, replays: &mut Replays, which: Range<usize>, shape: StepShape) -> Result<bool, PlanError> {
-        let launches = || self.launches(which.clone(), shape);
-        let replayed = replays.replay(self.sites.device.driver(), (shape, which.clone()), launches);
-        replayed.map_err(|source| PlanError::Device { label: "a part of a step".into(), source })
-    }
-
-    /// The launches of segments of a step that was prepared.
-    fn launches(&self, which: Range<usize>, shape: StepShape) -> Vec<(&Kernel, Launch<'_>)> {
-        let all = self.segments[which].iter().flat_map(|segment| segment.prepared(shape));
-        all.map(|(planned, prepared)| (planned.kernel(), prepared.launch())).collect()
-    }
-
-    fn launch_all(
-        &self,
-        which: Range<usize>,
-        shape: StepShape,
-        count: impl Fn(Rows) -> usize,
-        observer: &mut Option<Observer<'_>>,
-    ) -> Result<(), PlanError> {
-        for segment in &self.segments[which] {
-            let driver = self.sites.of(segment.place).driver();
-            for (planned, prepared) in segment.prepared_of(shape.kind, count(segment.rows)) {
-                let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                driver.launch(planned.kernel(), &prepared.launch()).map_err(failed)?;
-                if let Some(observer) = observer {
-                    self.show(driver, planned, prepared, *observer)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Reads back what a launch wrote, for the observer.
-    fn show(
-        &self,
-        driver: &dyn Driver,
-        planned: &PlannedLaunch,
-        prepared: &PreparedLaunch,
-        observer: &mut (dyn FnMut(&Written<'_>) + Send),
-    ) -> Result<(), PlanError> {
-        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
-            let Argument::Memory { view, required_bytes } = arg else { continue };
-            let Some(id) = planned.args.get(&spec.name) else { continue }; // a workspace
-            if spec.access == Access::Read || !matches!(spec.dtype, Dtype::F32 | Dtype::Bf16) {
-                continue;
-            }
-            let mut bytes = vec![0; *required_bytes];
-            let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-            driver.read(view, &mut bytes).map_err(failed)?;
-            let values = f32s(&bytes, spec.dtype);
-            let tensor = self.graph.tensor_of(*id);
-            let is_kept = spec.access == Access::ReadWrite && matches!(tensor.storage, Storage::External(_));
-            let template = &planned.kernel.rendered.label;
-            observer(&Written { label: &planned.label, template, tensor: &tensor.name, values: &values, is_kept });
-        }
-        Ok(())
-    }
-}
-
-/// Elements of f32 or bf16, as they lie in memory.
-fn f32s(bytes: &[u8], dtype: Dtype) -> Vec<f32> {
-    match dtype {
-        Dtype::Bf16 => bytes.as_chunks().0.iter().map(|&two| bf16::from_le_bytes(two).to_f32()).collect(),
-        _ => bytemuck::pod_collect_to_vec(bytes),
     }
 }
 

@@ -13,6 +13,7 @@ use super::memory::{HostPlan, MemoryPlan};
 use super::options::ExecutorOptions;
 use super::segment::Segment;
 use super::site::Site;
+use super::streaming::Slots;
 use super::weights::Weights;
 use super::workspace::{Workspace, WorkspaceBytes};
 use crate::graph::placement::Place;
@@ -26,6 +27,8 @@ pub(super) struct Work<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) checkpoint: &'a Checkpoint,
     pub(crate) options: &'a ExecutorOptions,
+    /// Where on the device the processor's weights go, if they go there.
+    pub(crate) slots: Option<Slots>,
 }
 
 /// What is loaded in a place.
@@ -44,9 +47,13 @@ pub(super) struct Loading<'a> {
 impl<'a> Work<'a> {
     /// Looks at what is to be done in a place; nothing is loaded yet.
     pub(crate) fn at(&self, place: Place, pipeline: &'a Arc<Pipeline>) -> Result<Loading<'a>, PlanError> {
-        let candidates = cover::segments(self.graph, place, &pipeline.chooser().fusions());
+        let fusions = pipeline.chooser().fusions();
+        let mut candidates = cover::segments(self.graph, place, &fusions);
+        if self.slots.is_some() && place == Place::Device {
+            candidates.extend(cover::segments(self.graph, Place::Streamed, &fusions));
+        }
         let mut lifetimes = lifetimes(self.graph, &candidates, pipeline, self.options)?;
-        let is_used = self.graph.used_at(place);
+        let is_used = self.used_at(place);
         lifetimes.retain(|&id, _| is_used[id]);
         Ok(Loading {
             place,
@@ -57,6 +64,15 @@ impl<'a> Work<'a> {
             segments: Vec::new(),
             weights: None,
         })
+    }
+
+    /// Whether a launch in a place uses a tensor, for each tensor.
+    fn used_at(&self, place: Place) -> Vec<bool> {
+        let own = self.graph.used_at(place);
+        if self.slots.is_none() || place != Place::Device {
+            return own;
+        }
+        own.into_iter().zip(self.graph.used_at(Place::Host)).map(|(own, host)| own || host).collect()
     }
 
     /// What everything takes, as far as it is known.
@@ -78,6 +94,7 @@ impl<'a> Work<'a> {
             snapshots: self.options.snapshot_bytes,
             activations: device.arena.len_bytes + externals - self.options.kv_bytes,
             workspace: device.workspace.total(),
+            streaming: self.slots.as_ref().map_or(0, Slots::total_bytes),
             host: host.map(of_host).transpose()?,
             ..plan
         })
@@ -112,9 +129,16 @@ impl Loading<'_> {
             arena.slice(offset, len_bytes).expect("the planner stays inside the arena")
         };
         let weights = self.weights.as_ref().expect("kernels were loaded");
-        let is_used = work.graph.used_at(self.place);
+        let is_used = work.used_at(self.place);
+        let slots = work.slots.as_ref().filter(|_| self.place == Place::Device);
+        let slot_memory =
+            slots.map(|slots| slots.allocate(driver)).transpose().map_err(failed("experts of a layer"))?;
         let place = |(i, tensor): (usize, &crate::graph::Tensor)| match &tensor.storage {
             _ if !is_used[i] => Ok(nothing.clone()),
+            Storage::Weight(_) if slots.is_some_and(|slots| slots.has(i)) => {
+                let view = slots.zip(slot_memory.as_ref()).and_then(|(slots, memory)| slots.view(i, memory));
+                Ok(view.expect("it has"))
+            }
             Storage::Weight(name) => weights.place(work.checkpoint, name, driver),
             Storage::External(name) => Ok(externals[name].clone()),
             Storage::Arena => Ok(in_arena(i)),

@@ -26,6 +26,8 @@ pub struct MemoryPlan {
     pub(crate) activations: usize,
     /// What kernels ask for besides.
     pub(crate) workspace: usize,
+    /// Room for weights that are brought from main memory, a layer's while another one's are used.
+    pub streaming: usize,
     /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
     pub gain: Option<Gain>,
     /// What the processor computes beside the device, if anything.
@@ -111,7 +113,7 @@ impl MemoryPlan {
 
     /// What will be allocated.
     pub fn needed_bytes(&self) -> usize {
-        self.weights - self.weights_in_place + self.kv_cache + self.activations + self.workspace
+        self.weights - self.weights_in_place + self.kv_cache + self.activations + self.workspace + self.streaming
     }
 
     /// Bytes that the device lacks.
@@ -189,6 +191,9 @@ impl fmt::Display for MemoryPlan {
             write!(f, " ({} of it snapshots of windows)", gb(snapshots))?;
         }
         write!(f, ", activations {}, workspace {}", gb(activations), gb(workspace))?;
+        if self.streaming > 0 {
+            write!(f, ", room for experts from main memory {}", gb(self.streaming))?;
+        }
         write!(f, ": {} to allocate", gb(self.needed_bytes()))?;
         if let Some(memory) = self.memory {
             write!(f, ", {} of {} free", gb(memory.free_bytes), gb(memory.total_bytes))?;
@@ -220,6 +225,7 @@ mod tests {
             snapshots: 0,
             activations: 500_000_000,
             workspace: 1_000_000,
+            streaming: 0,
             gain: None,
             host: None,
             device: "a GPU".into(),

@@ -9,6 +9,7 @@
 //! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
 //! - `site`: the device, and the processor beside it; `hand_over`: what crosses between them
+//! - `streaming`: what the processor has, on the device in steps of many rows
 //! - `segment`: their grids and arguments for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
 //! - [`memory`]: what all of that takes, before it is allocated
@@ -32,6 +33,7 @@ pub mod profile;
 mod replay;
 mod segment;
 mod site;
+pub(crate) mod streaming;
 mod weights;
 mod workspace;
 

@@ -3,6 +3,7 @@
 use gpu::BufferView;
 
 use crate::graph::StepLimits;
+use crate::graph::placement::Streaming;
 
 /// How large steps may be, and what memory the graph is given besides its weights and activations.
 pub(crate) struct ExecutorOptions {
@@ -14,4 +15,6 @@ pub(crate) struct ExecutorOptions {
     pub(crate) kv_bytes: usize,
     /// Bytes of those that are there for prefixes alone.
     pub(crate) snapshot_bytes: usize,
+    /// Which steps bring weights of the processor to the device.
+    pub(crate) streaming: Streaming,
 }

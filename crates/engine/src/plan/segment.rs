@@ -10,6 +10,7 @@ use gpu::{Argument, BufferView, Kernel, Launch};
 use super::error::PlanError;
 use super::hand_over::HandOver;
 use super::site::Sites;
+use super::streaming::Streamed;
 use super::workspace::{Workspace, WorkspaceBytes};
 use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepShape, TensorId};
@@ -36,6 +37,8 @@ pub(super) struct Segment {
     pub(crate) buckets: BTreeMap<StepKind, Vec<Bucket>>,
     /// What crosses before and behind it, if it is the processor's.
     pub(crate) hand_over: Option<HandOver>,
+    /// What the device does in its place in some steps, if it is the processor's.
+    pub(crate) streamed: Option<Box<Streamed>>,
 }
 
 /// Launches for a range of row counts.
@@ -69,6 +72,11 @@ pub(super) struct PreparedLaunch {
 pub(super) const MAX_PREPARED: usize = 64;
 
 impl Segment {
+    /// What the device does of a step in the processor's place, if it does.
+    pub(crate) fn streamed_in(&self, shape: StepShape) -> Option<&Streamed> {
+        self.streamed.as_deref().filter(|streamed| streamed.is_for(shape.kind, shape.count(self.rows)))
+    }
+
     /// The bucket of a step; none where it has no rows for this segment.
     pub(crate) fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
         self.bucket_of(shape.kind, shape.count(self.rows))
@@ -82,6 +90,9 @@ impl Segment {
 
     /// Prepares the launches for so many rows in a step of this kind.
     pub(crate) fn prepare(&mut self, kind: StepKind, n: usize, sites: &Sites) -> Result<(), PlanError> {
+        if let Some(streamed) = self.streamed.as_mut().filter(|streamed| streamed.is_for(kind, n)) {
+            return streamed.segment.prepare(kind, n, sites);
+        }
         let Some(buckets) = self.buckets.get_mut(&kind).filter(|_| n > 0) else { return Ok(()) };
         let index = bucket_index(buckets, n);
         let site = sites.of(self.place);
@@ -103,9 +114,10 @@ impl Segment {
         self.bucket_of(kind, n).into_iter().flat_map(move |bucket| bucket.prepared(n))
     }
 
-    /// All buckets of all kinds of steps.
+    /// All buckets of all kinds of steps, wherever.
     pub(crate) fn all_buckets(&self) -> impl Iterator<Item = &Bucket> {
-        self.buckets.values().flatten()
+        let streamed = self.streamed.iter().flat_map(|streamed| streamed.segment.buckets.values().flatten());
+        self.buckets.values().flatten().chain(streamed)
     }
 }
 

@@ -33,7 +33,7 @@ impl Sites {
     /// The site of a place. Only a graph with nodes there asks for the processor's.
     pub(crate) fn of(&self, place: Place) -> &Site {
         match place {
-            Place::Device => &self.device,
+            Place::Device | Place::Streamed => &self.device,
             Place::Host => self.host.as_ref().expect("nodes of the processor have a site"),
         }
     }

@@ -60,6 +60,16 @@ impl Calls for CudaCalls {
         self.cuda().check("cuMemFreeHost", unsafe { (self.cuda().mem_free_host)(pointer) })
     }
 
+    unsafe fn register(&self, pointer: *mut c_void, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemHostRegister", unsafe { (self.cuda().mem_host_register)(pointer, len_bytes, 0) })
+    }
+
+    unsafe fn unregister(&self, pointer: *mut c_void) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuMemHostUnregister", unsafe { (self.cuda().mem_host_unregister)(pointer) })
+    }
+
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called {
         // SAFETY: as above.
         let code = unsafe { (self.cuda().memcpy_to_device)(to, from, len_bytes, stream) };
@@ -183,6 +193,11 @@ impl Calls for CudaCalls {
     unsafe fn synchronize_event(&self, event: Handle) -> Called {
         // SAFETY: as above.
         self.cuda().check("cuEventSynchronize", unsafe { (self.cuda().event_synchronize)(event) })
+    }
+
+    unsafe fn delay(&self, stream: Handle, event: Handle) -> Called {
+        // SAFETY: as above.
+        self.cuda().check("cuStreamWaitEvent", unsafe { (self.cuda().stream_wait_event)(stream, event, 0) })
     }
 
     unsafe fn milliseconds(&self, start: Handle, stop: Handle) -> Called<f32> {

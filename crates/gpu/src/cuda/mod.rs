@@ -8,11 +8,13 @@ mod calls;
 mod context;
 mod devices;
 
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
 use cuda_driver_sys::nvml::PowerMeter;
 
 use crate::code_object::{CodeObject, DeviceLimits};
+use crate::display::is_connected;
 use crate::launch::KernelSpec;
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
 use crate::{DeviceFacts, GpuError, GpuRuntime};
@@ -62,6 +64,10 @@ impl Chip for CudaChip {
 
     fn parallelism(&self) -> usize {
         self.facts.compute_units
+    }
+
+    fn has_display(&self) -> bool {
+        devices::pci_address(&self.context).is_some_and(|address| is_connected(Path::new("/"), address))
     }
 
     fn power_watts(&self) -> Option<f64> {

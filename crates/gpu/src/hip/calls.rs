@@ -80,6 +80,17 @@ impl Calls for HipCalls {
         self.hip.check("hipHostFree", unsafe { (self.hip.host_free)(pointer) })
     }
 
+    unsafe fn register(&self, pointer: *mut c_void, len_bytes: usize) -> Called {
+        // SAFETY: as above.
+        let code = unsafe { (self.hip.host_register)(pointer, len_bytes, sys::HOST_REGISTER_DEFAULT) };
+        self.hip.check("hipHostRegister", code)
+    }
+
+    unsafe fn unregister(&self, pointer: *mut c_void) -> Called {
+        // SAFETY: as above.
+        self.hip.check("hipHostUnregister", unsafe { (self.hip.host_unregister)(pointer) })
+    }
+
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called {
         let to = ptr::without_provenance_mut(to as usize);
         // SAFETY: as above.
@@ -216,6 +227,11 @@ impl Calls for HipCalls {
     unsafe fn synchronize_event(&self, event: Handle) -> Called {
         // SAFETY: as above.
         self.hip.check("hipEventSynchronize", unsafe { (self.hip.event_synchronize)(event) })
+    }
+
+    unsafe fn delay(&self, stream: Handle, event: Handle) -> Called {
+        // SAFETY: as above.
+        self.hip.check("hipStreamWaitEvent", unsafe { (self.hip.stream_wait_event)(stream, event, 0) })
     }
 
     unsafe fn milliseconds(&self, start: Handle, stop: Handle) -> Called<f32> {

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::code_object::{CodeObject, DeviceLimits};
+use crate::display::is_connected;
 use crate::launch::KernelSpec;
 use crate::power::{PciAddress, amdgpu_watts};
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
@@ -51,6 +52,10 @@ impl Chip for HipChip {
 
     fn parallelism(&self) -> usize {
         self.facts.compute_units
+    }
+
+    fn has_display(&self) -> bool {
+        self.pci.is_some_and(|address| is_connected(Path::new("/"), address))
     }
 
     fn power_watts(&self) -> Option<f64> {

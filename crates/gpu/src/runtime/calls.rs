@@ -53,6 +53,9 @@ pub(crate) trait Calls: Send + Sync {
     /// Pinned memory of this process.
     fn allocate_pinned(&self, len_bytes: usize) -> Called<*mut c_void>;
     unsafe fn free_pinned(&self, pointer: *mut c_void) -> Called;
+    /// Pins memory of this process that somebody allocated.
+    unsafe fn register(&self, pointer: *mut c_void, len_bytes: usize) -> Called;
+    unsafe fn unregister(&self, pointer: *mut c_void) -> Called;
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_from_device(&self, to: *mut c_void, from: u64, len_bytes: usize, stream: Handle) -> Called;
     unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called;
@@ -88,6 +91,8 @@ pub(crate) trait Calls: Send + Sync {
     unsafe fn destroy_event(&self, event: Handle) -> Called;
     unsafe fn record_event(&self, event: Handle, stream: Handle) -> Called;
     unsafe fn synchronize_event(&self, event: Handle) -> Called;
+    /// Has the stream wait until the device has come to the event, as it was recorded last, before what follows there.
+    unsafe fn delay(&self, stream: Handle, event: Handle) -> Called;
     unsafe fn milliseconds(&self, start: Handle, stop: Handle) -> Called<f32>;
 
     unsafe fn load_module(&self, image: &[u8]) -> Called<Handle>;

@@ -1,6 +1,7 @@
 //! One device, as its owner: what every other owner of this folder holds on to.
 
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use vendor_library::CallError;
@@ -8,13 +9,16 @@ use vendor_library::CallError;
 use super::calls::{Called, Calls, Handle};
 use crate::GpuError;
 
-/// A device and its one stream: every copy and every launch is on it, so that they run in the order in which they were
-/// made. Waiting is for this stream alone, never for the device, which other programs use too.
+/// A device and its stream: every copy and every launch is on it, so that they run in the order in which they were
+/// made; but for copies ahead of what needs them, which have a stream of their own. Waiting is for these alone, never
+/// for the device, which other programs use too.
 pub(crate) struct Device {
     calls: Box<dyn Calls>,
     /// `hip:0`, for messages.
     pub(crate) label: String,
     pub(crate) stream: Handle,
+    /// Made with the first copy that is made ahead.
+    copies: OnceLock<Handle>,
     /// Whether a call failed, and that was said.
     told: AtomicBool,
 }
@@ -26,9 +30,19 @@ unsafe impl Sync for Device {}
 
 impl Device {
     pub(crate) fn open(calls: Box<dyn Calls>, label: String) -> Result<Self, GpuError> {
-        let mut device = Self { calls, label, stream: ptr::null_mut(), told: AtomicBool::new(false) };
+        let (stream, copies) = (ptr::null_mut(), OnceLock::new());
+        let mut device = Self { calls, label, stream, copies, told: AtomicBool::new(false) };
         device.stream = device.call("create a stream", |calls| calls.create_stream())?;
         Ok(device)
+    }
+
+    /// The stream of copies that are made ahead. Called by one thread at a time.
+    pub(crate) fn copies(&self) -> Result<Handle, GpuError> {
+        if let Some(stream) = self.copies.get() {
+            return Ok(*stream);
+        }
+        let stream = self.call("create a stream", |calls| calls.create_stream())?;
+        Ok(*self.copies.get_or_init(|| stream))
     }
 
     /// The calls, with this device as the calling thread's current one: runtimes keep that per thread, and whoever
@@ -76,14 +90,22 @@ impl Device {
 
     /// The same for what the stream may still be using.
     pub(crate) fn release_after_use(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
-        // SAFETY: the stream is alive as long as this is.
-        self.release("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) });
+        for &stream in std::iter::once(&self.stream).chain(self.copies.get()) {
+            // SAFETY: the stream is alive as long as this is.
+            self.release("finish what was launched", |calls| unsafe { calls.synchronize_stream(stream) });
+        }
         self.release(what, free);
     }
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
+        if let Some(&copies) = self.copies.get() {
+            self.release_after_use("finish copies", |_| Ok(()));
+            self.copies.take();
+            // SAFETY: created by `copies`, and whatever was on it is done.
+            self.release("destroy a stream", |calls| unsafe { calls.destroy_stream(copies) });
+        }
         if !self.stream.is_null() {
             // SAFETY: created by `open`; all that used it held on to this device and is gone.
             self.release_after_use("destroy the stream", |calls| unsafe { calls.destroy_stream(self.stream) });

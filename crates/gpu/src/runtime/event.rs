@@ -1,4 +1,4 @@
-//! Marks on the stream: when everything before them was done.
+//! Marks on a stream: when everything before them was done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,8 +24,19 @@ impl Event {
 
     /// Puts the mark behind everything on the stream.
     pub(crate) fn record(&self) -> Result<(), GpuError> {
+        self.record_on(self.device.stream)
+    }
+
+    /// Puts the mark behind everything on one of the device's streams.
+    pub(crate) fn record_on(&self, stream: Handle) -> Result<(), GpuError> {
         // SAFETY: event and stream are alive.
-        self.device.call("record an event", |calls| unsafe { calls.record_event(self.event, self.device.stream) })
+        self.device.call("record an event", |calls| unsafe { calls.record_event(self.event, stream) })
+    }
+
+    /// Has what follows on one of the device's streams wait until the device has come to the mark.
+    pub(crate) fn delay(&self, stream: Handle) -> Result<(), GpuError> {
+        // SAFETY: event and stream are alive.
+        self.device.call("wait for an event", |calls| unsafe { calls.delay(stream, self.event) })
     }
 
     /// Waits until the device has come to the mark.

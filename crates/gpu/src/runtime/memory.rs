@@ -7,7 +7,7 @@ use std::{ptr, slice};
 use super::calls::status;
 use super::device::Device;
 use crate::GpuError;
-use crate::memory::HostMemory;
+use crate::memory::{BufferView, HostMemory};
 
 pub(super) struct Allocation {
     device: Arc<Device>,
@@ -99,5 +99,45 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         // SAFETY: allocated by `new`, freed nowhere else, and no copy uses it any more.
         self.device.release_after_use("free pinned memory", |calls| unsafe { calls.free_pinned(self.pointer) });
+    }
+}
+
+/// Memory of this process that was pinned where it lies, as long as this lives.
+pub(super) struct Registered {
+    device: Arc<Device>,
+    view: BufferView,
+    pointer: *mut u8,
+}
+
+// SAFETY: ordinary memory that the view keeps alive; unregistering may happen on any thread.
+unsafe impl Send for Registered {}
+// SAFETY: as above; a shared one tells where its bytes are, and touches none of them.
+unsafe impl Sync for Registered {}
+
+impl Registered {
+    /// Pins all of a view of this process's memory.
+    pub(crate) fn new(device: &Arc<Device>, view: &BufferView) -> Result<Self, GpuError> {
+        let pointer = view.host_address()?;
+        // SAFETY: the view's memory is as long, and kept alive below.
+        device.call("pin memory", |calls| unsafe { calls.register(pointer.cast(), view.len_bytes()) })?;
+        Ok(Self { device: Arc::clone(device), view: view.clone(), pointer })
+    }
+}
+
+impl HostMemory for Registered {
+    fn address(&self) -> *mut u8 {
+        self.pointer
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.view.len_bytes()
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        let pointer = self.pointer.cast();
+        // SAFETY: registered by `new`, unregistered nowhere else, and no copy uses it any more.
+        self.device.release_after_use("unpin memory", |calls| unsafe { calls.unregister(pointer) });
     }
 }

@@ -1,7 +1,8 @@
 //! A GPU behind a vendor's runtime: safe owners that give back what they created.
 //!
 //! HIP and the CUDA driver are the same shape. `calls` is that shape; `device` is a device with its stream; `memory`,
-//! `event`, `module` and `graph` own what lives on it; `staging` copies. [`Gpu`] joins them. [`crate::hip`] and
+//! `event`, `module` and `graph` own what lives on it; `staging` copies, `prefetch`
+//! ahead. [`Gpu`] joins them. [`crate::hip`] and
 //! [`crate::cuda`] say how the calls are made and what is asked of an object.
 
 mod calls;
@@ -11,6 +12,7 @@ mod graph;
 mod mailbox;
 mod memory;
 mod module;
+mod prefetch;
 mod shared;
 mod staging;
 
@@ -29,8 +31,9 @@ pub(crate) use device::Device;
 use event::Event;
 use graph::{Executable, Recorded};
 use mailbox::Inbox;
-use memory::{Allocation, Pinned};
+use memory::{Allocation, Pinned, Registered};
 pub(crate) use module::{Function, LoadError};
+use prefetch::Prefetch;
 use shared::{Aside, Shared};
 use staging::Staging;
 
@@ -41,6 +44,9 @@ pub(crate) trait Chip: Send + Sync {
 
     /// Compute units.
     fn parallelism(&self) -> usize;
+
+    /// Whether something is connected to one of its outputs.
+    fn has_display(&self) -> bool;
 
     /// What the device takes now, in watts; none where nobody says.
     fn power_watts(&self) -> Option<f64>;
@@ -68,6 +74,7 @@ struct Stream {
     staging: Option<Staging>,
     /// Before and after a launch whose time is taken.
     events: Option<[Event; 2]>,
+    prefetch: Option<Prefetch>,
 }
 
 #[expect(private_bounds, reason = "whoever is outside has no vendor of his own")]
@@ -121,7 +128,14 @@ impl Stream {
     fn staging(&mut self, device: &Arc<Device>) -> Result<&mut Staging, GpuError> {
         match &mut self.staging {
             Some(staging) => Ok(staging),
-            none => Ok(none.insert(Staging::new(device)?)),
+            none => Ok(none.insert(Staging::new(device, device.stream)?)),
+        }
+    }
+
+    fn prefetch(&mut self, device: &Arc<Device>) -> Result<&mut Prefetch, GpuError> {
+        match &mut self.prefetch {
+            Some(prefetch) => Ok(prefetch),
+            none => Ok(none.insert(Prefetch::new(device)?)),
         }
     }
 
@@ -140,6 +154,10 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
 
     fn parallelism(&self) -> usize {
         self.chip.parallelism()
+    }
+
+    fn has_display(&self) -> bool {
+        self.chip.has_display()
     }
 
     fn power_watts(&self) -> Option<f64> {
@@ -307,6 +325,35 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
             }
         }
         Ok(())
+    }
+
+    fn pin(&self, view: &BufferView) -> Result<Option<BufferView>, GpuError> {
+        if view.is_pinned() {
+            return Ok(Some(view.clone()));
+        }
+        // The pages of a file belong to the system, which may have no room for all of them.
+        if !view.is_own() || view.len_bytes() == 0 {
+            return Ok(None);
+        }
+        let pinned = Buffer::pinned(Registered::new(&self.device, view)?).view();
+        Ok(Some(if view.is_writable() { pinned } else { pinned.read_only() }))
+    }
+
+    fn prefetch(&self, slot: usize, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
+        let copies = copies.iter().map(|(from, to)| {
+            to.check_write(from.len_bytes())?;
+            Ok((from, to.device_address(self.owner)?))
+        });
+        let copies = copies.collect::<Result<Vec<_>, GpuError>>()?;
+        self.stream().prefetch(&self.device)?.fill(slot, &copies)
+    }
+
+    fn begin_use(&self, slot: usize) -> Result<(), GpuError> {
+        self.stream().prefetch(&self.device)?.begin_use(slot)
+    }
+
+    fn end_use(&self, slot: usize) -> Result<(), GpuError> {
+        self.stream().prefetch(&self.device)?.end_use(slot)
     }
 
     fn shared(&self, others: &[&dyn Driver], len_bytes: usize) -> Result<Vec<BufferView>, GpuError> {

@@ -3,6 +3,9 @@
 
 use std::sync::Arc;
 
+use rayon::prelude::*;
+
+use super::calls::Handle;
 use super::device::Device;
 use super::event::Event;
 use super::memory::Pinned;
@@ -11,9 +14,14 @@ use crate::{ALIGNMENT_BYTES, GpuError};
 /// Bytes of one half of the ring, and the longest single copy.
 pub(super) const HALF_BYTES: usize = 16 << 20;
 
+/// Bytes that a thread copies alone: several threads read main memory faster than one, and take time to wake up.
+const SHARE_BYTES: usize = 1 << 20;
+
 /// A ring of two halves: while the device copies out of one, the other is filled.
 pub(super) struct Staging {
     device: Arc<Device>,
+    /// Of the device, for what is written.
+    stream: Handle,
     pinned: Pinned,
     half: usize,
     /// Where the next copy goes, in bytes from the ring's start.
@@ -22,31 +30,35 @@ pub(super) struct Staging {
     done: [Option<Event>; 2],
 }
 
+// SAFETY: a handle that only the runtime looks into, from any thread.
+unsafe impl Send for Staging {}
+
 impl Staging {
-    pub(crate) fn new(device: &Arc<Device>) -> Result<Self, GpuError> {
+    pub(crate) fn new(device: &Arc<Device>, stream: Handle) -> Result<Self, GpuError> {
         let pinned = Pinned::new(device, 2 * HALF_BYTES)?;
-        Ok(Self { device: Arc::clone(device), pinned, half: 0, next: 0, done: [None, None] })
+        Ok(Self { device: Arc::clone(device), stream, pinned, half: 0, next: 0, done: [None, None] })
     }
 
     /// Copies `bytes` to `address` on the device, which the caller knows to have room for them. When this returns,
-    /// `bytes` may go, and what is launched next will see the copy.
+    /// `bytes` may go, and what follows on the stream will see the copy.
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), GpuError> {
         let mut to = address;
         for chunk in bytes.chunks(HALF_BYTES) {
             let at = self.reserve(chunk.len())?;
-            self.pinned.bytes()[at..at + chunk.len()].copy_from_slice(chunk);
+            fill(&mut self.pinned.bytes()[at..at + chunk.len()], chunk);
             let (from, len_bytes, device) = (self.pinned.at(at), chunk.len(), &self.device);
             // SAFETY: the caller's buffer has room at `to`, and the reserved part of the ring is not touched until
             // its event or the stream has been waited for.
             device.call("copy to the device", |calls| unsafe {
-                calls.copy_to_device(to, from, len_bytes, device.stream)
+                calls.copy_to_device(to, from, len_bytes, self.stream)
             })?;
             to += chunk.len() as u64;
         }
         Ok(())
     }
 
-    /// Copies from `address` on the device, where the caller knows as many bytes to be, after everything on the stream.
+    /// Copies from `address` on the device, where the caller knows as many bytes to be, after everything that was
+    /// launched. For a ring of the stream of launches.
     pub(crate) fn read(&mut self, address: u64, bytes: &mut [u8]) -> Result<(), GpuError> {
         let mut from = address;
         for chunk in bytes.chunks_mut(HALF_BYTES) {
@@ -69,7 +81,7 @@ impl Staging {
     fn reserve(&mut self, len_bytes: usize) -> Result<usize, GpuError> {
         if self.next + len_bytes > (self.half + 1) * HALF_BYTES {
             let event = Event::new(&self.device)?;
-            event.record()?;
+            event.record_on(self.stream)?;
             self.done[self.half] = Some(event);
             self.half = 1 - self.half;
             self.next = self.half * HALF_BYTES;
@@ -81,4 +93,12 @@ impl Staging {
         self.next = (at + len_bytes).next_multiple_of(ALIGNMENT_BYTES);
         Ok(at)
     }
+}
+
+fn fill(to: &mut [u8], from: &[u8]) {
+    if from.len() <= SHARE_BYTES {
+        return to.copy_from_slice(from);
+    }
+    let shares = to.par_chunks_mut(SHARE_BYTES).zip(from.par_chunks(SHARE_BYTES));
+    shares.for_each(|(to, from)| to.copy_from_slice(from));
 }

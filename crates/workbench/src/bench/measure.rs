@@ -131,8 +131,11 @@ impl Bench<'_> {
         }
         let (others, host) = (clock.others(), self.engine.host_times() - before);
         let profile = self.profiled(Profiled::Every { rounds: self.effort.rounds }, |bench| bench.prompt(tokens, 0))?;
-        let cost = self.model.cost(Rows::Prompt { tokens });
         let steps = host.steps / self.effort.repeats;
+        let mut cost = self.model.cost(Rows::Prompt { tokens });
+        if let Some(copied_s) = self.engine.executor().streaming_s(tokens) {
+            cost = cost.streamed(steps as f64 * copied_s);
+        }
         Ok(self.measured(work, Found { tokens, steps, seconds, cost, host, others, profile, profiled_steps: 1 }))
     }
 

@@ -20,6 +20,8 @@ pub struct Cost {
     pub host_bytes: f64,
     /// What of the operations is the processor's.
     pub host_flop: f64,
+    /// Seconds that weights take to come from main memory to the device, which computes with others meanwhile.
+    pub copied_s: f64,
 }
 
 impl Cost {
@@ -29,7 +31,13 @@ impl Cost {
         let rates = |limits: &MachineLimits| (limits.memory_bytes_per_s(), limits.flop_per_s());
         let (bytes, flop) = host.map_or((0.0, 0.0), |_| (self.host_bytes, self.host_flop));
         let of_host = host.map_or(0.0, |host| least_s((bytes, flop), rates(host)));
-        least_s((self.bytes - bytes, self.flop - flop), rates(limits)) + of_host
+        (least_s((self.bytes - bytes, self.flop - flop), rates(limits)) + of_host).max(self.copied_s)
+    }
+
+    /// The same where the device does the processor's part, with weights that take so many seconds to come there.
+    #[must_use]
+    pub(crate) fn streamed(self, copied_s: f64) -> Self {
+        Self { host_bytes: 0.0, host_flop: 0.0, copied_s, ..self }
     }
 
     /// The same on a device that has everything, with so many bytes and operations per second.
@@ -38,8 +46,9 @@ impl Cost {
     }
 
     pub(crate) fn times(self, n: f64) -> Self {
-        let Self { bytes, flop, host_bytes, host_flop } = self;
-        Self { bytes: n * bytes, flop: n * flop, host_bytes: n * host_bytes, host_flop: n * host_flop }
+        let Self { bytes, flop, host_bytes, host_flop, copied_s } = self;
+        let (host_bytes, host_flop) = (n * host_bytes, n * host_flop);
+        Self { bytes: n * bytes, flop: n * flop, host_bytes, host_flop, copied_s: n * copied_s }
     }
 }
 
@@ -301,6 +310,9 @@ mod tests {
         let expected = (cost.bytes - cost.host_bytes) / 1e12 + cost.host_bytes / 1e11;
         assert!((cost.least_s(&device, Some(&host)) / expected - 1.0).abs() < 1e-12);
         assert_eq!(cost.least_s(&device, None), cost.bytes / 1e12);
+        // The device reads all of it, once it is there.
+        assert_eq!(cost.streamed(1.0).least_s(&device, Some(&host)), 1.0);
+        assert_eq!(cost.streamed(1e-9).least_s(&device, Some(&host)), cost.bytes / 1e12);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod commands;
 mod driver;
 mod driver_files;
 mod extras;
+mod prefetch;
 mod run;
 mod several;
 mod shared;

@@ -261,7 +261,7 @@ fn a_chip_that_nobody_knows_is_compiled_for_by_its_own_name() {
 fn experts_that_the_processor_computes_change_no_word_on_hip() {
     let Some(_) = hiprtc::compiler() else { return };
     let (room, simulated) = Room::executing("gfx1100", &["--precision", "f32"], "");
-    let output = room.on("hip", &["--precision", "f32", "--n-cpu-moe", "2"]);
+    let output = room.on("hip", &["--precision", "f32", "--n-cpu-moe", "2", "--chunk", "512"]);
     let err = text(&output.stderr);
     assert!(output.status.success(), "{err}");
     assert!(err.contains("the processor computes the experts of the last 2 of 4 layers"), "{err}");
@@ -284,5 +284,47 @@ fn experts_that_the_processor_computes_change_no_word_on_hip() {
         let waited = between.iter().position(|line| line.starts_with("hipStreamSynchronize"));
         let sent = between.iter().rposition(copies("to the device"));
         assert!(brought.is_some() && brought < waited && waited < sent, "{between:?}");
+    }
+}
+
+/// All four layers on the host, and a prompt of more tokens than the threshold: each layer's experts are asked for
+/// before the kernels of the layer before it are launched, on a stream of their own, and the program waits for none.
+/// The fake copies as late as it may, and as early.
+#[test]
+fn experts_of_the_next_layer_come_beside_the_kernels_of_this_one() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let prompt = "Once upon a time there was a little girl who had a cat and a dog";
+    let words = ["run", "-i", prompt, "--max-new-tokens", "2", "--precision", "f32", "--chunk", "64", "--device"];
+    let streamed = ["--n-cpu-moe", "4", "--stream-experts", "16"];
+    let run = |room: &Room, words: &[&str]| room.compiling(words).output().expect("the program starts");
+    let (mut compiled, mut expected) = (false, String::new());
+    for orders in ["", "copies = early"] {
+        let room = Room::new(&format!("arch = gfx1100\nkernels = {}\n{orders}", cache().display()));
+        if !compiled {
+            expected = text(&run(&room, &[&words[..], &["sim:gfx1100"]].concat()).stdout);
+            // What the fake executes.
+            run(&room, &[&words[..], &["sim:gfx1100"], &streamed].concat());
+            compiled = true;
+        }
+        let output = run(&room, &[&words[..], &["hip"], &streamed].concat());
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        assert_eq!(text(&output.stdout), expected, "{orders}");
+        room.assert_all_given_back();
+        let calls = room.calls();
+        let of_step = calls.iter().filter_map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
+            ["hipMemcpyAsync", _, "to", ..] => Some('c'),
+            ["hipEventRecord"] => Some('r'),
+            ["hipStreamWaitEvent", ..] => Some('w'),
+            ["hipModuleLaunchKernel", ..] => Some('k'),
+            ["hipStreamSynchronize" | "hipEventSynchronize"] => Some('s'),
+            _ => None,
+        });
+        let mut letters: Vec<char> = of_step.collect();
+        letters.dedup();
+        let letters: String = letters.into_iter().collect();
+        // Copies for two layers; then for each layer kernels, a wait for its copies, kernels, and what is behind them
+        // waited for by the copies for the layer after the next. Both waits are the streams'.
+        let step = ["crcr", "kwkr", "wcr", "kwkr", "wcr", "kwkr", "kwkr"].concat();
+        assert!(letters.contains(&step), "{letters}");
     }
 }
