@@ -1,14 +1,13 @@
 //! `gptoss-jit decode`: token ids to text.
 
-use std::io::{self, Read};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::output::Output;
 use crate::args::tokenizer::TokenizerArgs;
+use crate::text_input;
 use hint::Hint;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
@@ -74,12 +73,8 @@ impl Hint for DecodeError {
 /// The tokenizer or the ids cannot be read, or a line is not one of ids.
 pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let input = match &args.input {
-        Some(path) => std::fs::read(path).with_context(|| format!("could not read `{}`", path.display()))?,
-        None => {
-            let mut input = Vec::new();
-            io::stdin().lock().read_to_end(&mut input).context("could not read ids from stdin")?;
-            input
-        }
+        Some(path) => text_input::from_file(path, "ids")?,
+        None => text_input::from_stdin("ids")?,
     };
     let tokenizer = args.tokenizer.of_model(args.model.as_deref(), None)?;
     let input = String::from_utf8_lossy(&input); // a word that is not UTF-8 is no id either

@@ -26,6 +26,9 @@ pub(super) enum NotInHub {
     /// A name without its owner.
     #[error("there is no file or folder `{name}`, and a model's id has an owner")]
     NoOwner { name: String },
+    /// A folder of the cache that is not there.
+    #[error("there is no folder `{name}`, as Hugging Face's cache names that of `{id}`")]
+    NoFolder { name: String, id: String },
     /// A folder of what is added to a model.
     #[error("`{}` is a LoRA adapter, which is no model", folder.display())]
     Adapter { folder: PathBuf },
@@ -40,6 +43,7 @@ impl Hint for NotInHub {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::NoOwner { name } => format!("give the owner too, as in `openai/{name}`, or a path"),
+            Self::NoFolder { id, .. } => format!("give the id, `{id}`, which is found where the cache is"),
             Self::Adapter { .. } => "merge it into its base model first: peft's `merge_and_unload` does".to_owned(),
             Self::Model { id, .. } | Self::Cache { id } => {
                 format!("{} downloads it; this program never does", fetches(id))
@@ -61,7 +65,16 @@ pub(super) fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
         return of_folder(model);
     }
     let Some(name) = model.to_str() else { return Ok(model.to_owned()) };
-    let name = name.strip_prefix("hf://").unwrap_or(name).trim_end_matches('/');
+    let name = ["hf://", "https://huggingface.co/", "https://hf.co/"]
+        .iter()
+        .find_map(|at| name.strip_prefix(at))
+        .unwrap_or(name);
+    let name = name.trim_end_matches('/');
+    // A folder of the cache, named where there is none.
+    let folder = name.rsplit('/').next().and_then(|folder| folder.strip_prefix("models--")?.split_once("--"));
+    if let Some((owner, model)) = folder.filter(|(owner, model)| is_id(&format!("{owner}/{model}"))) {
+        return Err(NotInHub::NoFolder { name: name.to_owned(), id: format!("{owner}/{model}") });
+    }
     let (id, revision) = name.split_once('@').unwrap_or((name, "main"));
     if is_id(id) {
         return snapshot(cache().as_deref(), id, revision);
@@ -146,6 +159,20 @@ mod tests {
             ["gpt-oss-20b", "models/a.bin", "models/a.gguf", "/a/b", "./a", "../a", "a/b/c", "a/", "a b/c", "a/..", ""];
         for path in paths {
             assert!(!is_id(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_others_call_a_model_is_told() {
+        let folder = locate(Path::new("hub/models--openai--gpt-oss-20b")).unwrap_err();
+        assert!(matches!(&folder, NotInHub::NoFolder { id, .. } if id == "openai/gpt-oss-20b"), "{folder}");
+        for name in
+            ["hf://nobody/has-this/", "https://huggingface.co/nobody/has-this", "https://hf.co/nobody/has-this/"]
+        {
+            let error = locate(Path::new(name)).unwrap_err();
+            let is_such =
+                matches!(&error, NotInHub::Model { id, .. } | NotInHub::Cache { id } if id == "nobody/has-this");
+            assert!(is_such, "{name}: {error}");
         }
     }
 

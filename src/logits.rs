@@ -12,6 +12,7 @@ use super::output::Output;
 use super::output_file::OutputFile;
 use super::usage::UsageError;
 use crate::args::{DeviceArgs, KvArgs, ModelArgs};
+use crate::text_input;
 use engine::Sizes;
 use engine::plan::executor::Written;
 
@@ -98,7 +99,8 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
 /// Lines of ids.
 pub(crate) fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     let name = path.display();
-    let text = std::fs::read_to_string(path).with_context(|| format!("could not read ids `{name}`"))?;
+    let text = String::from_utf8(text_input::from_file(path, "ids")?);
+    let text = text.with_context(|| format!("could not read ids `{name}`"))?;
     let line = |(i, line): (usize, &str)| {
         let id = |word: &str| {
             let parsed = word.parse::<u32>();

@@ -37,6 +37,7 @@ mod spans;
 mod stderr;
 mod step_timeout;
 mod svg;
+mod text_input;
 mod tokenize;
 mod tune;
 mod usage;

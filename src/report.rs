@@ -16,6 +16,7 @@ use super::peers::PeersError;
 use super::replicas::TooFewDevices;
 use super::run::chat::ConversationTooLong;
 use super::run::getp::merge::NotMerged;
+use super::text_input::OtherEncoding;
 use super::usage::UsageError;
 use batch::BatchError;
 use batch::records::RecordsError;
@@ -90,6 +91,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<NotInHub>,
         hint_of::<NotComparable>,
         hint_of::<NotMerged>,
+        hint_of::<OtherEncoding>,
         hint_of::<OtherVocabulary>,
         hint_of::<BlueprintError>,
         hint_of::<ChatFormatError>,

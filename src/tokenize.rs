@@ -1,18 +1,17 @@
 //! `gptoss-jit tokenize`: text to token ids.
 
 use std::ffi::OsString;
-use std::io::{self, Read};
 use std::path::PathBuf;
 
-use anyhow::Context;
 use serde::Serialize;
 
 use super::output::Output;
 use crate::args::tokenizer::TokenizerArgs;
+use crate::text_input;
 
 /// Prints the token ids of a text on one line.
 ///
-/// The text is taken as it is, a trailing newline on stdin included.
+/// The text is taken as it is, a trailing newline on stdin included, a byte order mark there left out.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A model, for its tokenizer: any that `run` takes
@@ -48,11 +47,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let tokenizer = args.tokenizer.of_model(args.model.as_deref(), args.vocab_size)?;
     let text = match args.input {
         Some(text) => text.into_encoded_bytes(),
-        None => {
-            let mut text = Vec::new();
-            io::stdin().lock().read_to_end(&mut text).context("could not read the text from stdin")?;
-            text
-        }
+        None => text_input::from_stdin("the text")?,
     };
     let ids = if args.special { tokenizer.encode_with_specials(&text)? } else { tokenizer.encode_prompt(&text)? };
     if output.is_json() {

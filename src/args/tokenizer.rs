@@ -33,7 +33,7 @@ impl TokenizerArgs {
             (Some(path), _) => open(path, vocab_size, self.split),
             (None, Some(TokenizerSource::File(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
             (None, Some(TokenizerSource::Gguf(gguf))) => Ok(Tokenizer::from_gguf(gguf, vocab_size, self.split)?),
-            (None, None) => Ok(self.built_in()),
+            (None, None) => self.built_in(),
         }
     }
 
@@ -42,13 +42,12 @@ impl TokenizerArgs {
         match (&self.tokenizer, model) {
             (_, Some(model)) => self.for_checkpoint(&Checkpoint::open(&hub::locate(model)?, Layout::Auto)?),
             (Some(path), None) => open(path, vocab_size, self.split),
-            (None, None) => Ok(self.built_in()),
+            (None, None) => self.built_in(),
         }
     }
 
-    fn built_in(&self) -> Tokenizer {
-        let tokenizer = Tokenizer::o200k_harmony();
-        self.split.map_or(tokenizer.clone(), |split| tokenizer.with_split(split))
+    fn built_in(&self) -> anyhow::Result<Tokenizer> {
+        Ok(Tokenizer::o200k_harmony().split_as(self.split)?)
     }
 }
 

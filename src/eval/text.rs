@@ -1,14 +1,12 @@
 //! The tokens that are scored.
 
-use std::fs;
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use anyhow::Context;
-
 use super::Args;
 use crate::logits::read_ids;
+use crate::text_input;
 use crate::usage::UsageError;
 use chat::chat_format::specials::begin_of_texts;
 use model::checkpoint::Checkpoint;
@@ -77,24 +75,16 @@ impl<'a> Source<'a> {
         let text = match (self, base) {
             (Self::Ids(path), _) => return Ok(Tokens { ids: read_ids(path)?.concat(), bos }),
             (Self::Either, Some(base)) => return Ok(Tokens { ids: base.tokens().to_vec(), bos }),
-            (Self::Text(path), _) if *path != Path::new("-") => {
-                fs::read(path).with_context(|| format!("could not read the text `{}`", path.display()))?
-            }
+            (Self::Text(path), _) if *path != Path::new("-") => text_input::from_file(path, "the text")?,
             (Self::Either, None) if stdin().is_terminal() => {
                 return Err(UsageError("there is no text: give `--text FILE`, or a text on stdin".into()).into());
             }
-            _ => read_stdin()?,
+            _ => text_input::from_stdin("the text")?,
         };
         let text = text.strip_suffix(b"\n").unwrap_or(&text);
         let ids = bos.into_iter().chain(tokenizer?.encode_prompt(text)?).collect();
         Ok(Tokens { ids, bos })
     }
-}
-
-fn read_stdin() -> anyhow::Result<Vec<u8>> {
-    let mut text = Vec::new();
-    stdin().lock().read_to_end(&mut text).context("could not read the text from stdin")?;
-    Ok(text)
 }
 
 #[cfg(test)]

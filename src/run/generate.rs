@@ -1,14 +1,14 @@
 //! `run -m generate`: a prompt, and how the model goes on.
 
-use std::io::{IsTerminal, Read, stdin};
+use std::io::{IsTerminal, stdin};
 use std::time::Instant;
 
-use anyhow::Context;
 use serde_json::{Value, json};
 
 use super::Args;
 use crate::args::kernel_counts;
 use crate::output::Output;
+use crate::text_input;
 use crate::usage::UsageError;
 use engine::scheduler::{Event, Figures, FinishReason, LogitRowLogprobs, Request};
 use engine::{Engine, Sizes};
@@ -49,7 +49,7 @@ fn prompt(args: &Args) -> anyhow::Result<Vec<u8>> {
     }
     let mut text = Vec::new();
     if !stdin().is_terminal() {
-        stdin().lock().read_to_end(&mut text).context("could not read the prompt from stdin")?;
+        text = text_input::from_stdin("the prompt")?;
     }
     if text.is_empty() {
         return Err(UsageError("generate needs a prompt: `-i TEXT`, or a text on stdin".into()).into());

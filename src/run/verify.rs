@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context;
 
 use crate::output::Output;
+use crate::text_input;
 
 /// Some requests gave other tokens than expected.
 #[derive(Debug, thiserror::Error)]
@@ -36,7 +37,7 @@ impl Expected {
     /// It cannot be read, or holds something else than ids.
     pub(super) fn read(path: &Path) -> anyhow::Result<Self> {
         let could_not = || format!("could not read expected ids `{}`", path.display());
-        let text = std::fs::read_to_string(path).with_context(could_not)?;
+        let text = String::from_utf8(text_input::from_file(path, "expected ids")?).with_context(could_not)?;
         Ok(Self { ids: parse(&text).with_context(could_not)?, path: path.display().to_string() })
     }
 

@@ -59,7 +59,7 @@ pub(crate) struct Args {
     port: u16,
 
     /// A name that the model goes by in requests; may be given several times [default: the model's own]
-    #[arg(long, value_name = "NAME", value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = name_of_model)]
     model_name: Vec<String>,
 
     /// Answer whatever name a request asks for
@@ -205,6 +205,16 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
     text.parse().map_err(|_| "expected visible ASCII characters".to_owned())
 }
 
+/// An IPv6 address may stand in brackets, as in a URL.
+fn without_brackets(host: &str) -> &str {
+    host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host)
+}
+
+/// What requests may name.
+fn name_of_model(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("expected a name".into()) } else { Ok(text.to_owned()) }
+}
+
 /// What names of metrics may begin with.
 fn prefix(text: &str) -> Result<String, String> {
     let is_of_name =
@@ -286,9 +296,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
 impl Args {
     fn bind(&self) -> anyhow::Result<TcpListener> {
         let name = format!("{}:{}", self.host, self.port);
-        // An IPv6 address may stand in brackets, as in a URL.
-        let host = self.host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&self.host);
-        let found = (host, self.port).to_socket_addrs();
+        let found = (without_brackets(&self.host), self.port).to_socket_addrs();
         let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find the address {name}"))?.collect();
         let tcp = TcpListener::bind(&addresses[..]).with_context(|| format!("could not listen on {name}"))?;
         tcp.set_nonblocking(true).context("could not make the listener wait for nobody")?;
@@ -348,6 +356,14 @@ mod tests {
         }
         assert!(["", "vllm:", "gptoss_2"].iter().all(|text| prefix(text).is_ok()));
         assert!(["a b", "2a", "a-b", "é"].iter().all(|text| prefix(text).is_err()));
+    }
+
+    #[test]
+    fn names_are_not_blank_and_addresses_may_have_brackets() {
+        assert!(name_of_model("m").is_ok() && ["", " ", "\t"].iter().all(|text| name_of_model(text).is_err()));
+        for (host, want) in [("[::1]", "::1"), ("::1", "::1"), ("localhost", "localhost"), ("[::1", "[::1")] {
+            assert_eq!(without_brackets(host), want);
+        }
     }
 
     #[test]

@@ -21,7 +21,7 @@ use serve::backend::Backend;
 use serve::engine_thread::EngineThread;
 use serve::failing::Failing;
 use serve::intake::IntakeLimits;
-use serve::metrics::Metrics;
+use serve::metrics::{KvCacheFacts, Metrics};
 use serve::replay::{Replay, Scripts};
 use serve::replica::{Replicas, ServeReplicaReady};
 use system::bounded_process::this_program;
@@ -68,6 +68,7 @@ impl Served {
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         let facts = limits.facts(fingerprint(&checkpoint, &engine), serve::now());
+        metrics.cache_is(cache_facts(&engine));
         let thread =
             EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
         let failing = Some(thread.failing());
@@ -89,11 +90,14 @@ impl Served {
         let limits = |ready: &[ServeReplicaReady]| {
             let limits = limits(ready);
             shares_cores = ready.iter().any(|one| one.shares_cores);
+            let ServeReplicaReady { block_tokens, ref kv_dtype, .. } = ready[0];
+            let n_blocks = ready.iter().map(|one| one.n_blocks).sum();
+            metrics.cache_is(KvCacheFacts { block_tokens, n_blocks, dtype: kv_dtype.clone() });
             let IntakeLimits { n_slots, context_tokens, .. } = limits;
             sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
             limits
         };
-        let backend = Replicas::start(starts, serve::now(), limits, metrics)?;
+        let backend = Replicas::start(starts, serve::now(), limits, metrics.clone())?;
         let (failing, own_name) = (Some(backend.failing()), own_name(args));
         Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
     }
@@ -166,6 +170,12 @@ impl Args {
         let (max_queue, max_queued_tokens) = (self.max_queue, self.max_queued_tokens);
         IntakeLimits { n_slots, max_queue, max_queued_tokens, context_tokens, vocab_size }
     }
+}
+
+/// What an engine's cache is made of.
+pub(super) fn cache_facts(engine: &Engine) -> KvCacheFacts {
+    let (layout, n_blocks) = (engine.kv_layout(), engine.figures().blocks);
+    KvCacheFacts { block_tokens: layout.block_tokens, n_blocks, dtype: layout.dtypes.all.to_string() }
 }
 
 /// Whether an engine computes on the cores of this machine.

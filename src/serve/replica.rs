@@ -3,13 +3,14 @@
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use super::Args;
-use super::model::{Spoken, fingerprint, shares_cores};
+use super::model::{Spoken, cache_facts, fingerprint, shares_cores};
 use crate::output::Output;
 use crate::report;
 use crate::run::getp::signals::leave_to_the_parent;
 use chat::grammar::Grammars;
 use engine::Engine;
 use replica::child;
+use serve::metrics::KvCacheFacts;
 use serve::replica::ServeReplicaReady;
 use serve::replica::child::Orders;
 
@@ -34,12 +35,14 @@ pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
 
 fn ready(engine: &Engine, fingerprint: String) -> ServeReplicaReady {
     let layout = engine.kv_layout();
+    let KvCacheFacts { block_tokens, n_blocks, dtype: kv_dtype } = cache_facts(engine);
     ServeReplicaReady {
         n_slots: layout.n_slots,
         context_tokens: layout.capacity_tokens,
         vocab_size: engine.config().vocab_size,
-        block_tokens: layout.block_tokens,
-        n_blocks: engine.figures().blocks,
+        block_tokens,
+        n_blocks,
+        kv_dtype,
         shares_cores: shares_cores(engine),
         fingerprint,
     }

@@ -3,7 +3,8 @@
     python evaluation_harness.py LM_EVAL FOLDER
 
 LM_EVAL is the harness' program, FOLDER is for files. Two tasks of local files, one of choices and one of a whole text, give
-log-probabilities; what they should be follows from `gptoss-jit logits`, which computes a prompt without a server.
+log-probabilities; what they should be follows from `gptoss-jit logits`, which computes a prompt without a server. A third
+has texts generated, which `gptoss-jit run` gives without a server, and a fourth the same of chats, by a script of answers.
 """
 
 import json
@@ -31,6 +32,19 @@ output_type: {kind}
 doc_to_text: "{text}"
 target_delimiter: ""
 """
+GENERATED = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{ data_files: {{ test: {file} }} }}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{choices[0]}}}}"
+generation_kwargs: {{ until: {until}, max_gen_toks: {n}, do_sample: false }}
+metric_list: [{{ metric: exact_match }}]
+"""
+N_GENERATED = 12
+SCRIPT = "<|channel|>analysis<|message|>Hm. STOP<|end|><|start|>assistant<|channel|>final<|message|> east. STOP it.<|return|>"
 
 
 def write(folder):
@@ -48,6 +62,25 @@ def write(folder):
     (folder / "text.yaml").write_text(
         text + 'doc_to_target: "{{text}}"\nmetric_list: [{ metric: bits_per_byte }]\n'
     )
+    for name, until, n in [("generated", '["\\n\\n\\n"]', N_GENERATED), ("chats", '["STOP"]', 64)]:
+        (folder / f"{name}.yaml").write_text(GENERATED.format(name=name, file=folder / "choices.jsonl", until=until, n=n))
+    (folder / "script.jsonl").write_text(json.dumps({"text": SCRIPT}) + "\n")
+
+
+def answers(folder, lm_eval, url, kind, task):
+    """What a task of generated texts got, by its questions."""
+    about = f"model=it,base_url={url},tokenizer={folder},tokenizer_backend=huggingface,num_concurrent=3,max_length=256"
+    command = [lm_eval, "--model", kind, "--model_args", about, "--tasks", task, "--include_path", str(folder)]
+    command += ["--log_samples", "--output_path", str(folder / task)]
+    subprocess.run([*command, *(["--apply_chat_template"] if "chat" in kind else [])], check=True)
+    samples = [line for path in folder.glob(f"{task}/*/samples_*.jsonl") for line in path.read_text().splitlines()]
+    return {sample["doc"]["question"]: sample["resps"][0][0] for sample in map(json.loads, samples)}
+
+
+def generated(folder, question):
+    command = [binary(), "run", str(MODEL), "-i", question, "--max-new-tokens", str(N_GENERATED), "--temperature", "0"]
+    ran = subprocess.run([*command, "--device", "cpu", "--precision", "f32", "--json"], check=True, capture_output=True, text=True)
+    return json.loads(ran.stdout)["text"].removeprefix(question)
 
 
 def logits(folder, lines):
@@ -78,6 +111,9 @@ def main():
         command = [lm_eval, "--model", "local-completions", "--model_args", f"{about},num_concurrent=3,max_length=256"]
         command += ["--tasks", "choices,text", "--include_path", str(folder), "--batch_size", "2"]
         subprocess.run([*command, "--log_samples", "--output_path", str(folder / "out")], check=True)
+        texts = answers(folder, lm_eval, f"{server.url}/v1/completions", "local-completions", "generated")
+    with Server("--replay", str(folder / "script.jsonl"), "--model-name", "it") as server:
+        chats = answers(folder, lm_eval, f"{server.url}/v1/chat/completions", "local-chat-completions", "chats")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     encode = lambda text: tokenizer.encode(text, add_special_tokens=False)
     pairs, told = [], []
@@ -95,8 +131,15 @@ def main():
         is_right = abs(float(got[0]) - logprob) < 1e-3 and str(got[1]) in ("None", str(is_greedy))
         wrong += not is_right
         print(f"{'ok' if is_right else 'FAILED'}  {got[0]} for {logprob:.6f}, {len(pair[1])} tokens behind {len(pair[0])}")
+    for what, got in [("generated", texts), ("chats", chats)]:
+        for question in [question["question"] for question in QUESTIONS]:
+            want = generated(folder, question) if what == "generated" else " east. "
+            is_right = got.get(question) == want
+            wrong += not is_right
+            pairs.append(None)
+            print(f"{'ok' if is_right else 'FAILED'}  {what}: {got.get(question)!r} for {want!r}")
     print(f"{len(pairs) - wrong} passed, {wrong} failed, 0 skipped")
-    sys.exit(wrong > 0 or len(pairs) != 9)
+    sys.exit(wrong > 0 or len(pairs) != 15)
 
 
 if __name__ == "__main__":

@@ -147,14 +147,59 @@ agents() {
         serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
             "$home/agents-$one/bin/python" "$here/agent_libraries.py" "$one" || failed=1
     done
+    ai_sdk || failed=1
+    aider || failed=1
+    continue_cli || failed=1
+    guidellm || failed=1
+    aiperf || failed=1
     return $failed
+}
+
+ai_sdk() {
+    npm_packages ai-sdk ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.140 zod@4.1.13 || return
+    (cd "$home/ai-sdk" && serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- node "$here/ai_sdk.mjs")
+}
+
+aider() {
+    python_packages aider aider-chat==0.86.2 || return
+    serve REPLAY --replay "$here/aider.jsonl" --model-name gpt-oss-20b -- sh "$here/aider.sh" "$home/aider" "$scratch"
+}
+
+continue_cli() {
+    npm_packages continue @continuedev/cli@1.5.47 || return
+    serve REPLAY --replay "$here/continue.jsonl" --model-name gpt-oss-20b -- sh "$here/continue.sh" "$home/continue" "$scratch"
+}
+
+# Later ones need torch, of 5 GB.
+guidellm() {
+    python_packages guidellm guidellm==0.3.1 || return
+    python3 "$here/benchmarks.py" guidellm "$home/guidellm/bin/guidellm" "$scratch/guidellm"
+}
+
+aiperf() {
+    python_packages aiperf aiperf==0.13.0 || return
+    python3 "$here/benchmarks.py" aiperf "$home/aiperf/bin/aiperf" "$scratch/aiperf"
+}
+
+# Chat templates of published models, rendered here and by transformers; those of llama-cpp-python's source package.
+chat_templates() {
+    python_packages chat-templates transformers==5.24.0 jinja2==3.1.6 || return
+    if [ ! -d "$home/chat-templates/templates" ]; then
+        "$home/chat-templates/bin/pip" download -q --no-deps --no-binary :all: -d "$scratch/llama" llama-cpp-python==0.3.36 >"$home/chat-templates.log" 2>&1 &&
+            mkdir -p "$scratch/llama/all" "$home/chat-templates/templates" &&
+            tar xzf "$scratch"/llama/*.tar.gz -C "$scratch/llama/all" --wildcards '*/models/templates/*.jinja' &&
+            find "$scratch/llama/all" -name '*.jinja' -exec cp {} "$home/chat-templates/templates" \; ||
+            { echo "skipped: llama-cpp-python's sources cannot be had ($home/chat-templates.log)"; return 1; }
+    fi
+    "$home/chat-templates/bin/python" "$here/chat_templates.py" "$home/chat-templates/templates"/*.jinja
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents snippets"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates snippets"
+known="$all ai_sdk aider continue_cli guidellm aiperf" # parts of agents
 for name in "$@"; do
-    case " $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all" >&2; exit 2 ;; esac
+    case " $known " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $known" >&2; exit 2 ;; esac
 done
 for name in ${*:-$all}; do
     printf '\n==> %s\n' "$name"

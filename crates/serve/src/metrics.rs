@@ -4,6 +4,7 @@
 mod process;
 
 use std::borrow::Cow;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::text::encode;
@@ -60,6 +61,17 @@ pub struct Metrics {
     params_max_tokens: Histogram,
     iteration_tokens: Histogram,
     chunk_tokens: Histogram,
+    cache: Arc<OnceLock<KvCacheFacts>>,
+}
+
+/// What a KV cache is made of, that of all replicas together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KvCacheFacts {
+    /// Tokens of a block.
+    pub block_tokens: usize,
+    pub n_blocks: usize,
+    /// Element type of keys and values, of layers that see everything.
+    pub dtype: String,
 }
 
 /// The statuses that have a label of their own.
@@ -149,7 +161,13 @@ impl Metrics {
             params_max_tokens: tokens(),
             iteration_tokens: tokens(),
             chunk_tokens: tokens(),
+            cache: Arc::default(),
         }
+    }
+
+    /// What the model's cache is, once it is there; a script has none.
+    pub fn cache_is(&self, facts: KvCacheFacts) {
+        self.cache.get_or_init(|| facts);
     }
 
     /// All of it as OpenMetrics text.
@@ -191,6 +209,7 @@ impl Metrics {
         add.one("num_requests_running", "Requests that have a slot", &self.running);
         add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
         add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
+        self.add_cache(&mut add);
         add.one("prompt_tokens", "Tokens of prompts that were taken in", &self.prompt_tokens);
         add.one("generation_tokens", "Tokens generated", &self.generation_tokens);
         add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
@@ -219,6 +238,20 @@ impl Metrics {
         add.one("iteration_tokens_total", "Tokens that a step gave", &self.iteration_tokens);
         add.one("stream_tokens_per_chunk", "Tokens that a reader took at once", &self.chunk_tokens);
         registry
+    }
+
+    /// Labels that tell the shape of the cache: readers take its capacity from them.
+    fn add_cache(&self, add: &mut Adding<'_>) {
+        let Some(KvCacheFacts { block_tokens, n_blocks, dtype }) = self.cache.get() else { return };
+        let family = Family::<[(&'static str, String); 4], Gauge>::default();
+        let labels = [
+            ("block_size", block_tokens.to_string()),
+            ("num_gpu_blocks", n_blocks.to_string()),
+            ("cache_dtype", dtype.clone()),
+            ("enable_prefix_caching", "True".to_owned()),
+        ];
+        family.get_or_create(&labels).set(1);
+        add.one("cache_config_info", "What the KV cache is made of", &family);
     }
 
     /// What is known of each replica, by its number.
@@ -354,8 +387,11 @@ mod tests {
         metrics.responded(200);
         metrics.responded(418);
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
+        metrics.cache_is(KvCacheFacts { block_tokens: 64, n_blocks: 10, dtype: "bf16".into() });
         let text = metrics.text("vllm:", "m", &figures, &[]);
         for line in [
+            "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"64\",num_gpu_blocks=\"10\",\
+             cache_dtype=\"bf16\",enable_prefix_caching=\"True\"} 1",
             "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3",
             "vllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2",
             "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25",

@@ -19,6 +19,7 @@ use anyhow::Context;
 use super::{Args, Mode};
 use crate::args::{Room, kernel_counts};
 use crate::output::Output;
+use crate::text_input;
 use crate::usage::UsageError;
 use answer::{AnswerPrinter, Manner};
 use batch::prompter::Prompter;
@@ -47,8 +48,11 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     if is_at_terminal {
         terminal::talk(&mut chat)?;
     } else {
-        for line in stdin().lock().split(b'\n') {
-            let line = line.context("could not read the next message")?;
+        for (i, line) in stdin().lock().split(b'\n').enumerate() {
+            let mut line = line.context("could not read the next message")?;
+            if i == 0 && line.len() > 2 {
+                line = text_input::plain(line, "the first message")?;
+            }
             // A byte that is no text does not end a conversation.
             chat.turn(String::from_utf8_lossy(&line).trim_end_matches('\r'))?;
         }

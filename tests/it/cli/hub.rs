@@ -12,7 +12,7 @@ const ID: &str = "openai/gpt-oss-20b";
 /// The program, with these variables and no others that say where Hugging Face's cache is.
 fn run(variables: &[(&str, &Path)], args: &[&str]) -> Ran {
     let mut program = command(shared_cache(), args);
-    for name in ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"] {
+    for name in ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"] {
         program.env_remove(name);
     }
     program.envs(variables.iter().copied());
@@ -61,11 +61,15 @@ fn the_cache_is_where_hugging_faces_tools_have_it() {
     let nowhere = elsewhere.path();
     for variables in [
         &[("HF_HUB_CACHE", cache.folder.path()), ("HF_HOME", nowhere)][..],
+        &[("HUGGINGFACE_HUB_CACHE", cache.folder.path()), ("HF_HOME", nowhere)],
         &[("HF_HOME", &home), ("XDG_CACHE_HOME", nowhere)],
         &[("XDG_CACHE_HOME", &user), ("HOME", nowhere)],
         &[("HOME", &person)],
     ] {
         run(variables, &["inspect", ID]).ok();
+    }
+    for name in [format!("{ID}@main"), format!("hf://{ID}/")] {
+        run(&[("HF_HOME", &home)], &["inspect", &name]).ok();
     }
     for (variables, looked) in [
         (&[("HF_HUB_CACHE", nowhere), ("HF_HOME", &home)][..], "models--openai--gpt-oss-20b"),

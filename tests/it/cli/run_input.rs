@@ -37,6 +37,21 @@ fn a_pipe_is_the_prompt_whole_but_for_its_last_line_end() {
     assert_eq!(piped(&counter, b"Ah", &["-i", "Aa", "-n", "2"]).ok().text(), "AaAbAc\n");
 }
 
+#[test]
+fn a_byte_order_mark_is_no_part_of_a_text_and_other_encodings_are_named() {
+    let counter = Counter::new(40);
+    let (model, mark) = (counter.path("model.bin"), &b"\xef\xbb\xbf"[..]);
+    let ids = |text: &[u8]| run_with_stdin(&["tokenize", &model], text);
+    assert_eq!(ids(&[mark, b"AcAb"].concat()).ok().text(), "2 1\n");
+    assert_eq!(run_with_stdin(&["decode", &model], &[mark, b"2 1\n"].concat()).ok().text(), "AcAb\n");
+    let json = piped(&counter, &[mark, b"AaAb"].concat(), &["-n", "6", "--json"]).ok().json();
+    assert_eq!((&json["prompt_tokens"], &json["text"]), (&2.into(), &"AaAbAcAdAeAfAg".into()));
+    for wide in [&b"\xff\xfeA\0c\0"[..], b"A\0c\0A\0b\0"] {
+        let stderr = ids(wide).fails_with_hint(1);
+        assert!(stderr.contains("the text on stdin is written in UTF-16, expected UTF-8"), "{stderr}");
+    }
+}
+
 /// The program at a terminal, which `script` gives it.
 pub struct Terminal {
     child: Child,

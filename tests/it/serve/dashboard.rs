@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 use serve::backend::{Figures, ReplicaFigures};
-use serve::metrics::Metrics;
+use serve::metrics::{KvCacheFacts, Metrics};
 
 const PREFIX: &str = "gptoss_";
 
@@ -19,7 +19,9 @@ fn file(path: &str) -> String {
 fn samples() -> BTreeSet<String> {
     let text = {
         let replica = ReplicaFigures { is_up: true, running: 0, waiting: 0, restarts: 0 };
-        Metrics::default().text(PREFIX, "m", &Figures::default(), &[replica])
+        let metrics = Metrics::default();
+        metrics.cache_is(KvCacheFacts { block_tokens: 1, n_blocks: 1, dtype: "f32".into() });
+        metrics.text(PREFIX, "m", &Figures::default(), &[replica])
     };
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names = types.flat_map(|(name, kind)| {

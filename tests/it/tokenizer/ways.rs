@@ -87,6 +87,12 @@ fn every_way_of_splitting_gives_the_ids_that_hugging_face_gives() {
             assert_eq!(&named.encode_with_specials(text.as_bytes()).unwrap(), ids, "{name}: {text:?}");
             check_decoding(&told, ids, &without(text, &cases["lacking"]));
         }
+        // Another way than the file's own gives other ids, and is refused.
+        for other in all.iter().filter(|other| **other != split) {
+            let file = file_with(&cases, &way["pre_tokenizer"], &way["ignore_merges"]);
+            let error = Tokenizer::from_json(file, None, Some(*other)).expect_err("another way").to_string();
+            assert!(error.starts_with(&format!("this tokenizer splits text as `--split {name}` does")), "{error}");
+        }
     }
 }
 

@@ -8,8 +8,8 @@ use serde_json::ser::{Formatter, Serializer};
 /// The options of `json.dumps`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Spelling {
-    /// Blanks before what is inside, on a line for each element.
-    pub(crate) indent: Option<usize>,
+    /// What stands before each thing inside, once for every level, on a line of its own.
+    pub(crate) indent: Option<String>,
     /// What stands behind elements and behind keys.
     pub(crate) separators: Option<Vec<String>>,
     /// Characters beyond ASCII are written as `\u00e9`.
@@ -25,8 +25,14 @@ pub(super) fn python_json(value: &impl Serialize, spelling: &Spelling) -> serde_
         Some([comma, colon]) => (comma.as_str(), colon.as_str()),
         _ => (comma, ": "),
     };
-    let indent = spelling.indent.map(|n| n.min(MAX_INDENT));
-    let style = Style { comma, colon, indent, is_ascii: spelling.is_ascii, level: 0, has_value: false };
+    let style = Style {
+        comma,
+        colon,
+        indent: spelling.indent.as_deref(),
+        is_ascii: spelling.is_ascii,
+        level: 0,
+        has_value: false,
+    };
     let mut serializer = Serializer::with_formatter(&mut text, style);
     if spelling.sorts_keys {
         let mut value = serde_json::to_value(value)?;
@@ -38,13 +44,24 @@ pub(super) fn python_json(value: &impl Serialize, spelling: &Spelling) -> serde_
     Ok(String::from_utf8(text).expect("JSON is text"))
 }
 
-const MAX_INDENT: usize = 16;
+/// A number as Python's `repr` writes it: the shortest digits that are that number, `1e+20` and `1.5e-07` for those
+/// that would be long.
+pub(super) fn python_float(number: f64) -> String {
+    let written = format!("{number:?}");
+    match written.split_once('e') {
+        Some((digits, exponent)) => {
+            let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |exponent| ('-', exponent));
+            format!("{digits}e{sign}{exponent:0>2}")
+        }
+        None => written.to_lowercase(), // NaN
+    }
+}
 
 #[derive(Clone)]
 struct Style<'a> {
     comma: &'a str,
     colon: &'a str,
-    indent: Option<usize>,
+    indent: Option<&'a str>,
     is_ascii: bool,
     level: usize,
     /// Whether the list or object that is written has something in it.
@@ -55,7 +72,7 @@ impl Style<'_> {
     fn line<W: ?Sized + Write>(&self, writer: &mut W) -> io::Result<()> {
         let Some(indent) = self.indent else { return Ok(()) };
         writer.write_all(b"\n")?;
-        (0..self.level * indent).try_for_each(|_| writer.write_all(b" "))
+        (0..self.level).try_for_each(|_| writer.write_all(indent.as_bytes()))
     }
 
     fn begin<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
@@ -111,12 +128,16 @@ impl Formatter for Style<'_> {
         writer.write_all(self.colon.as_bytes())
     }
 
+    fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, number: f64) -> io::Result<()> {
+        writer.write_all(python_float(number).as_bytes())
+    }
+
     fn write_string_fragment<W: ?Sized + Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         if !self.is_ascii {
             return writer.write_all(fragment.as_bytes());
         }
         for c in fragment.chars() {
-            if c.is_ascii() {
+            if matches!(c, ' '..='~') {
                 writer.write_all(&[c as u8])?;
             } else {
                 let mut units = [0; 2];
@@ -144,7 +165,7 @@ mod tests {
         let plain = Spelling::default();
         let text = r#"{"b": [1, 2.5, null], "a": {"é": "<\"&>😀"}, "e": {}, "l": []}"#;
         assert_eq!(dumped(&value, &plain), text);
-        let indented = Spelling { indent: Some(2), ..plain.clone() };
+        let indented = Spelling { indent: Some("  ".into()), ..plain.clone() };
         assert_eq!(
             dumped(&json!({"a": [1, {}], "b": 2}), &indented),
             "{\n  \"a\": [\n    1,\n    {}\n  ],\n  \"b\": 2\n}"
@@ -152,6 +173,9 @@ mod tests {
         let close = Spelling { separators: Some(vec![",".into(), ":".into()]), sorts_keys: true, ..plain.clone() };
         assert_eq!(dumped(&value, &close), r#"{"a":{"é":"<\"&>😀"},"b":[1,2.5,null],"e":{},"l":[]}"#);
         let ascii = Spelling { is_ascii: true, ..plain };
-        assert_eq!(dumped(&json!("é😀\n"), &ascii), r#""\u00e9\ud83d\ude00\n""#);
+        assert_eq!(dumped(&json!("é😀\n\u{7f}"), &ascii), r#""\u00e9\ud83d\ude00\n\u007f""#);
+        let numbers = json!([1e22, 1e-7, 0.1, -0.0, 1e16, 1e15, 0.0001, 1.5e300, 2.0]);
+        let text = "[1e+22, 1e-07, 0.1, -0.0, 1e+16, 1000000000000000.0, 0.0001, 1.5e+300, 2.0]";
+        assert_eq!(dumped(&numbers, &Spelling::default()), text);
     }
 }

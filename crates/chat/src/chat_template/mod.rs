@@ -1,13 +1,15 @@
 //! The chat template of a checkpoint: Jinja that turns messages into a prompt, rendered as Hugging Face's
-//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Python's
-//! methods of strings, lists and maps, blocks trimmed.
+//! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Jinja's
+//! filters and tests (`filters`), Python's methods of strings, lists and maps (`methods`), blocks trimmed.
 //!
 //! A template is somebody else's program, so it runs in a process with bounds on memory, stack and time
 //! ([`system::bounded_process`]). It sees what messages say. Names of special tokens that the template writes are those
 //! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
 //! apart; where that cannot be told, there is no prompt but an error.
 
+mod filters;
 mod json;
+mod methods;
 mod moment;
 mod percent;
 mod render;

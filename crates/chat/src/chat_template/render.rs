@@ -1,15 +1,13 @@
 //! Rendering, in a process with bounds: what is asked of it, what it answers, and the engine.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Serde};
+use minijinja::value::Serde;
 use minijinja::{Environment, Error, ErrorKind, Value};
-use minijinja_contrib::pycompat::unknown_method_callback;
 use serde::{Deserialize, Serialize};
 
-use super::json::{Spelling, python_json};
 use super::moment::Moment;
 use super::percent::with_format;
-use super::{Given, TemplateMessage};
+use super::{Given, TemplateMessage, filters, methods};
 
 /// Steps that a template may take: gpt-oss' takes some hundreds for each message.
 const FUEL: u64 = 10_000_000;
@@ -64,7 +62,8 @@ pub(super) enum PromptRenderResult {
 /// Does a job, with no bound but on steps.
 pub(super) fn render(job: &PromptRenderJob) -> PromptRenderResult {
     let mut environment = environment();
-    let template = with_format(&without_generation(&job.template));
+    let lines = job.template.replace("\r\n", "\n").replace('\r', "\n");
+    let template = with_format(&without_generation(&lines));
     if let Err(error) = environment.add_template("chat", &template) {
         return PromptRenderResult::NoTemplate(said(&error));
     }
@@ -96,32 +95,10 @@ fn environment() -> Environment<'static> {
         Err(Error::new(ErrorKind::InvalidOperation, why))
     });
     environment.add_function("strftime_now", now);
-    minijinja_contrib::add_to_environment(&mut environment); // `joiner`, `cycler` and filters that Jinja has
-    // Jinja's takes its items one by one.
-    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.to_vec()));
-    environment.add_filter("wordcount", wordcount);
-    environment.add_filter("tojson", tojson);
+    filters::add_to(&mut environment);
     // Jinja's strings have Python's methods.
-    environment.set_unknown_method_callback(unknown_method_callback);
+    environment.set_unknown_method_callback(methods::call);
     environment
-}
-
-/// Runs of letters, digits and underscores, as Jinja counts words.
-fn wordcount(text: &str) -> usize {
-    text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty()).count()
-}
-
-/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are unless it is said otherwise.
-fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
-    let spelling = Spelling {
-        indent: options.get("indent")?,
-        separators: options.get::<Option<Vec<String>>>("separators")?,
-        is_ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sorts_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-    };
-    options.assert_all_used()?;
-    let text = python_json(value, &spelling);
-    text.map(Value::from).map_err(|why| Error::new(ErrorKind::BadSerialization, why.to_string()))
 }
 
 /// The present in UTC, spelled as Python's `strftime` does.

@@ -159,6 +159,33 @@ fn what_templates_may_call_is_there() {
     }
 }
 
+/// `make_chat_fixtures.py` wrote them with transformers.
+#[test]
+fn constructs_are_rendered_as_transformers_renders_them() {
+    let file: Value =
+        serde_json::from_str(include_str!("../../../../tests/fixtures/chat/constructs.json")).expect("JSON");
+    let mut given = file["given"].clone();
+    for (key, value) in [("words_of_others", serde_json::json!({})), ("is_continued", false.into())] {
+        given[key] = value;
+    }
+    let given: Given = serde_json::from_value(given).expect("what a template is given");
+    let cases = file["cases"].as_array().expect("a list");
+    assert!(cases.len() > 110);
+    let mut wrong = Vec::new();
+    for case in cases {
+        let template = case[0].as_str().expect("a template").to_owned();
+        let job = PromptRenderJob { template, conversations: vec![given.clone()] };
+        let got = match render::render(&job) {
+            PromptRenderResult::Rendered(mut texts) => texts.remove(0),
+            PromptRenderResult::NoTemplate(why) => Err(why),
+        };
+        if got.as_deref().ok() != case[1].as_str() {
+            wrong.push(format!("{}\n  {got:?}\n  {}", case[0], case[1]));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 #[test]
 fn what_others_say_of_a_template_is_no_token() {
     let words = |value: &str| Map::from_iter([("style".to_owned(), value.into()), ("messages".to_owned(), 1.into())]);

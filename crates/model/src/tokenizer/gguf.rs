@@ -64,13 +64,13 @@ impl GgufTokenizer {
 }
 
 /// How a file splits into words, unless another way was chosen, and whether words that are tokens are those.
-fn way_of_words(gguf: &GgufTokenizer, split: Option<Split>) -> Result<(Split, bool), BpeError> {
+fn way_of_words(gguf: &GgufTokenizer, split: Option<Split>) -> Result<(Split, bool), TokenizerError> {
     match (split, gguf.pre.as_deref().and_then(Split::of_llama_cpp)) {
-        (Some(split), known) => Ok((split, known.is_some_and(|(_, ignore_merges)| ignore_merges))),
-        (None, Some(known)) => Ok(known),
+        (split, Some((own, ignore_merges))) => Ok((Split::chosen(own, split)?, ignore_merges)),
+        (Some(split), None) => Ok((split, false)),
         (None, None) => {
             let found = gguf.pre.as_deref().unwrap_or("nothing");
-            Err(unsupported("tokenizer.ggml.pre", "the name of a known way of splitting text", found))
+            Err(unsupported("tokenizer.ggml.pre", "the name of a known way of splitting text", found).into())
         }
     }
 }

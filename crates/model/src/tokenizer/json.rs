@@ -8,37 +8,38 @@ use serde_json::Value;
 
 use system::json_entries::JsonEntries;
 
-use super::Way;
 use super::bpe::{BpeError, SpelledBpe, Spelling, UnknownToken, pair};
 use super::pieces::{Pieces, Prefix};
 use super::split::{GPT2, Split};
+use super::{TokenizerError, Way};
 use system::foreign_text::without_mark;
 
 /// The longest file that is read; gpt-oss' has 28 MB.
 const MAX_BYTES: usize = 256 << 20;
 
 /// Reads a file: its lists, its way of splitting unless another was chosen, and whether it composes characters before.
-pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Way, bool), BpeError> {
+pub(super) fn read(bytes: &[u8], split: Option<Split>) -> Result<(SpelledBpe, Way, bool), TokenizerError> {
     if bytes.len() > MAX_BYTES {
-        return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES });
+        return Err(BpeError::TooLong { found: bytes.len(), max: MAX_BYTES }.into());
     }
     let file: File = serde_json::from_slice(without_mark(bytes)).map_err(BpeError::Json)?;
     file.model.check()?;
     let normalizer = Normalizer::read(&file.normalizer)?;
     let way = match (pieces(&normalizer, &file)?, split) {
-        (Some(_), Some(_)) => return Err(BpeError::NoWords),
+        (Some(_), Some(_)) => return Err(BpeError::NoWords.into()),
         (Some(pieces), None) => Way::Pieces(pieces),
-        (None, Some(split)) => Way::Words(split),
-        (None, None) => Way::Words(split_of_pre_tokenizer(&file.pre_tokenizer)?),
+        // A way that is not known is the caller's to choose.
+        (None, Some(split)) if split_of_pre_tokenizer(&file.pre_tokenizer).is_err() => Way::Words(split),
+        (None, split) => Way::Words(Split::chosen(split_of_pre_tokenizer(&file.pre_tokenizer)?, split)?),
     };
     let is_text = matches!(way, Way::Pieces(_));
     if file.model.byte_fallback && !is_text {
-        return Err(unsupported("model.byte_fallback", "false where bytes are characters", &Value::from(true)));
+        return Err(unsupported("model.byte_fallback", "false where bytes are characters", &Value::from(true)).into());
     }
     for token in &file.added_tokens {
         if token.lstrip || token.rstrip || token.single_word {
             let expected = "tokens without `lstrip`, `rstrip` and `single_word`";
-            return Err(unsupported("added_tokens", expected, &Value::from(token.content.as_str())));
+            return Err(unsupported("added_tokens", expected, &Value::from(token.content.as_str())).into());
         }
     }
     let merges = file.model.merges.into_iter().enumerate().map(|(index, merge)| match merge {

@@ -141,6 +141,9 @@ pub enum TokenizerError {
     /// What is wrong with a BPE tokenizer: a `tokenizer.json`, or a GGUF file's.
     #[error(transparent)]
     Bpe(#[from] BpeError),
+    /// A way of splitting was chosen that is not the tokenizer's own.
+    #[error("this tokenizer splits text as `--split {own}` does, `--split {asked}` would give other ids")]
+    OtherSplit { own: String, asked: String },
     /// The tokenizer can give ids that the model does not have.
     #[error("the tokenizer has {tokenizer} tokens, the model only {model}")]
     LargerThanModel {
@@ -184,6 +187,7 @@ impl Hint for TokenizerError {
                 Some("is this a `tokenizer.bin` written by gpt-oss-amd's exporter, or a `tokenizer.json`?".into())
             }
             Self::LargerThanModel { .. } => Some("give the model's own tokenizer with `-z`".into()),
+            Self::OtherSplit { .. } => Some("leave `--split` out".into()),
             Self::UnknownId { .. } => Some("were these ids made with another tokenizer? `-z` chooses one".into()),
             Self::NotUtf8 { .. } => {
                 Some("convert the text to UTF-8, or use `--split seeds`, which takes any bytes".into())
@@ -237,6 +241,18 @@ impl Tokenizer {
     /// The bytes are not a `tokenizer.bin` with so many records.
     pub fn from_bin(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
         Ok(Self::new(seeds::read(bytes, vocab_size)?, split.unwrap_or(Split::Seeds)))
+    }
+
+    /// The same, split as was asked for.
+    ///
+    /// # Errors
+    /// Of its own way, where it is another: [`TokenizerError::OtherSplit`].
+    pub fn split_as(&self, asked: Option<Split>) -> Result<Self, TokenizerError> {
+        match self.way {
+            Way::Words(own) => Ok(self.with_split(Split::chosen(own, asked)?)),
+            Way::Pieces(_) if asked.is_some() => Err(BpeError::NoWords.into()),
+            Way::Pieces(_) => Ok(self.clone()),
+        }
     }
 
     /// The same vocabulary with another way of splitting.

@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 
 use regex::{Regex, RegexBuilder};
 
+use super::TokenizerError;
+
 /// How text is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Split {
@@ -95,6 +97,24 @@ const WORDS: [Words; 6] = [
 ];
 
 impl Split {
+    /// The way for a file that says its own, or none that is known, where a way was asked for. Another gives other ids;
+    /// o200k's vocabulary has the seeds' besides, which gpt-oss-amd uses with it.
+    ///
+    /// # Errors
+    /// [`TokenizerError::OtherSplit`].
+    pub(crate) fn chosen(own: Self, asked: Option<Self>) -> Result<Self, TokenizerError> {
+        match asked {
+            None => Ok(own),
+            Some(asked) if asked == own || (own, asked) == (Self::O200k, Self::Seeds) => Ok(asked),
+            Some(asked) => Err(TokenizerError::OtherSplit { own: own.name(), asked: asked.name() }),
+        }
+    }
+
+    /// What `--split` calls it.
+    fn name(self) -> String {
+        clap::ValueEnum::to_possible_value(&self).map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
     /// The way that llama.cpp has this name for (`tokenizer.ggml.pre` in a GGUF file), and whether a word that is a
     /// token is then that token, whatever its parts merge to.
     pub fn of_llama_cpp(name: &str) -> Option<(Self, bool)> {

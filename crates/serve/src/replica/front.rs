@@ -343,6 +343,7 @@ mod tests {
             vocab_size: 100,
             block_tokens: 64,
             n_blocks: 1 << 10,
+            kv_dtype: "bf16".into(),
             shares_cores: true,
             fingerprint: "fp_0".into(),
         };

@@ -51,6 +51,8 @@ pub struct ServeReplicaReady {
     pub block_tokens: usize,
     /// Blocks of its KV cache.
     pub n_blocks: usize,
+    /// Element type of keys and values there.
+    pub kv_dtype: String,
     /// Whether it computes on the cores of this machine.
     pub shares_cores: bool,
     /// Changes when the text of an answer could.
