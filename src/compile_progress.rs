@@ -43,6 +43,15 @@ fn host_note(host: &HostPlan) -> String {
         "the processor computes the experts of the last {n} of {all} layers: {weights} in main memory, which reads \
          {here} of the {in_all} of a token"
     );
+    let n_nodes = gpu::numa::nodes().len();
+    if n_nodes > 1 {
+        text += &format!(", spread over {n_nodes} memory nodes");
+    }
+    // What is missing is no news where little is, or where it comes again and again.
+    if host.not_in_memory > host.weights / 16 && !host.is_read_again() {
+        let missing = human_bytes(host.not_in_memory as u64);
+        text += &format!("; {missing} of it come from the disk first, so that the first tokens take longer");
+    }
     if host.is_read_again() {
         text += "; it has not so much free: what it lacks comes from the disk, again and again";
     }

@@ -6,6 +6,7 @@
 //! multiprocessors = 48, 2                   what it counts of each device, in the same way: WGPs on RDNA
 //! version = 5.7.31921                       of HIP; what comes before 6.3 refuses code objects v6 and later
 //! wave_size = 64                            what every device says, whatever its arch has
+//! pageable = true                           copies take memory that is not pinned, and wait until they are made
 //! peers = false                             whether devices reach each other's memory; they do
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
@@ -36,6 +37,8 @@ pub struct Orders {
     pub wave_size: Option<c_int>,
     /// Whether devices reach each other's memory.
     pub peers: bool,
+    /// Whether copies take memory that is not pinned.
+    pub pageable: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
     /// How many kernels end before one that does not.
@@ -66,6 +69,7 @@ impl Orders {
             version: [6, 4, 43_484],
             wave_size: None,
             peers: true,
+            pageable: false,
             kernels: None,
             n_ending: None,
             failures: Vec::new(),
@@ -89,6 +93,7 @@ impl Orders {
                 self.version = parts.try_into().expect("three numbers");
             }
             "peers" => self.peers = value.parse().expect("true or false"),
+            "pageable" => self.pageable = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "hang" => self.n_ending = Some(value.parse::<usize>().expect("a number") - 1),
             "kernels" => self.kernels = Some(value.into()),
