@@ -29,6 +29,8 @@ pub struct Metrics {
     running: Gauge,
     waiting: Gauge,
     kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
+    /// Whether there is a model: 1 for one of [`STATES`].
+    state: Family<Label, Gauge>,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     prefix_queries: Counter,
@@ -61,6 +63,9 @@ pub struct Metrics {
     iteration_tokens: Histogram,
     chunk_tokens: Histogram,
 }
+
+/// What a model can be.
+const STATES: [&str; 3] = ["loaded", "unloaded", "loading"];
 
 /// The statuses that have a label of their own.
 const STATUSES: [(u16, &str); 12] = [
@@ -121,6 +126,7 @@ impl Metrics {
             running: Gauge::default(),
             waiting: Gauge::default(),
             kv_usage: Gauge::default(),
+            state: Family::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             prefix_queries: Counter::default(),
@@ -152,8 +158,18 @@ impl Metrics {
         }
     }
 
-    /// All of it as OpenMetrics text.
-    pub fn text(&self, prefix: &str, model: &str, figures: &Figures, replicas: &[ReplicaFigures]) -> String {
+    /// All of it as OpenMetrics text; `state` is one of [`STATES`].
+    pub fn text(
+        &self,
+        prefix: &str,
+        model: &str,
+        state: &'static str,
+        figures: &Figures,
+        replicas: &[ReplicaFigures],
+    ) -> String {
+        for known in STATES {
+            self.state.get_or_create(&[("state", known)]).set((known == state).into());
+        }
         self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(figures.waiting).unwrap_or(i64::MAX));
         self.kv_usage.set(figures.kv_usage);
@@ -191,6 +207,7 @@ impl Metrics {
         add.one("num_requests_running", "Requests that have a slot", &self.running);
         add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
         add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
+        add.one("model_state", "1 for what the model is: loaded, unloaded or loading", &self.state);
         add.one("prompt_tokens", "Tokens of prompts that were taken in", &self.prompt_tokens);
         add.one("generation_tokens", "Tokens generated", &self.generation_tokens);
         add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
@@ -354,10 +371,12 @@ mod tests {
         metrics.responded(200);
         metrics.responded(418);
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
-        let text = metrics.text("vllm:", "m", &figures, &[]);
+        let text = metrics.text("vllm:", "m", "unloaded", &figures, &[]);
         for line in [
             "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3",
             "vllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2",
+            "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"unloaded\"} 1",
+            "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"loaded\"} 0",
             "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25",
             "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"overloaded\"} 1",
             "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"too_long\"} 0",

@@ -19,7 +19,7 @@ fn file(path: &str) -> String {
 fn samples() -> BTreeSet<String> {
     let text = {
         let replica = ReplicaFigures { is_up: true, running: 0, waiting: 0, restarts: 0 };
-        Metrics::default().text(PREFIX, "m", &Figures::default(), &[replica])
+        Metrics::default().text(PREFIX, "m", "loaded", &Figures::default(), &[replica])
     };
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names = types.flat_map(|(name, kind)| {

@@ -8,6 +8,7 @@ mod driver;
 mod driver_files;
 mod extras;
 mod run;
+mod serving;
 mod several;
 mod shared;
 
