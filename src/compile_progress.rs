@@ -44,9 +44,11 @@ fn host_note(host: &HostPlan) -> String {
          {here} of the {in_all} of a token"
     );
     let n_nodes = gpu::numa::nodes().len();
-    if n_nodes > 1 {
-        text += &format!(", spread over {n_nodes} memory nodes");
-    }
+    text += &match (n_nodes, gpu::numa::is_spread()) {
+        (0 | 1, _) => String::new(),
+        (n, true) => format!(", spread over {n} memory nodes"),
+        (n, false) => format!(", wherever the system puts it on {n} memory nodes"),
+    };
     // What is missing is no news where little is, or where it comes again and again.
     if host.not_in_memory > host.weights / 16 && !host.is_read_again() {
         let missing = human_bytes(host.not_in_memory as u64);

@@ -2,6 +2,10 @@
 //! Weights that all cores read are spread over all nodes, page by page, so that the memory of all of them is read.
 
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether memory is spread.
+static IS_SPREAD: AtomicBool = AtomicBool::new(false);
 
 /// Where the system says which nodes have memory.
 const LIST: &str = "/sys/devices/system/node/has_memory";
@@ -32,10 +36,17 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
 
 /// Has what this thread, and those that it starts from here on, is the first to touch spread over all nodes: memory of
 /// its own, and pages of files that are not in memory yet. A machine of one node, and a policy that somebody chose for
-/// this program (`numactl`), stay as they are. Whether it did.
-pub(crate) fn spread() -> bool {
+/// this program (`numactl`), stay as they are.
+pub(crate) fn spread() {
     let nodes = nodes();
-    nodes.len() > 1 && set(&nodes)
+    if nodes.len() > 1 && set(&nodes) {
+        IS_SPREAD.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a device of this machine's cores had memory spread over all nodes.
+pub fn is_spread() -> bool {
+    IS_SPREAD.load(Ordering::Relaxed)
 }
 
 #[cfg(target_os = "linux")]
