@@ -121,7 +121,7 @@ fn random_placements_change_no_bit() {
         (random >> 33) % n
     };
     let mut models = vec![odd(), open(moe.to_str().expect("text"))];
-    let of_each = if asked.is_some() { 4 } else { 8 };
+    let of_each = if asked.is_some() { 16 } else { 8 };
     while models.len() * of_each < asked.unwrap_or(0) {
         models.push(drawn(&mut below));
     }
