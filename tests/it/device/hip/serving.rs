@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,17 +30,22 @@ fn serving(room: &Room, device: &str, more: &[&str]) -> Command {
     room.compiling(&[&["serve", "--port", "0", "--device", device, "--threads", "2"], &FEW[..], more].concat())
 }
 
-/// A room whose device executes what a server on `sim:gfx1100` runs, and what that says.
-fn executing(more: &[&str], orders: &str) -> (Room, Value) {
-    let room = Room::new(&format!("kernels = {}\n{orders}", cache().display()));
-    let server = Server::of(&mut serving(&room, "sim:gfx1100", more), true);
-    (room, said(&server))
+/// What a server on `sim:gfx1100` says, which compiles what the fake executes.
+fn expected() -> Value {
+    static SAID: LazyLock<Value> =
+        LazyLock::new(|| said(&Server::of(&mut serving(&Room::new(""), "sim:gfx1100", &BESIDE), true)));
+    SAID.clone()
+}
+
+/// A room whose device executes kernels.
+fn room(orders: &str) -> Room {
+    Room::new(&format!("kernels = {}\n{orders}", cache().display()))
 }
 
 #[test]
 fn a_device_is_left_alone_while_nobody_asks_and_has_all_of_its_memory_back() {
     let Some(_) = hiprtc::compiler() else { return };
-    let (room, expected) = executing(&BESIDE, "");
+    let (room, expected) = (room(""), expected());
     let server = Server::of(&mut serving(&room, "hip", &[&BESIDE[..], &["--unload-after", "2.5s"]].concat()), true);
     assert_eq!(said(&server), expected);
     thread::sleep(Duration::from_millis(300));
@@ -60,9 +66,9 @@ fn a_device_is_left_alone_while_nobody_asks_and_has_all_of_its_memory_back() {
 #[test]
 fn memory_that_is_gone_in_the_middle_ends_requests_and_not_the_server() {
     let Some(_) = hiprtc::compiler() else { return };
-    let (_, expected) = executing(&BESIDE, "");
+    let expected = expected();
     for (more, orders) in [(&[][..], "fail = hipGraphLaunch:2:5"), (&BESIDE, "fail = hipModuleLaunchKernel:2:70")] {
-        let room = Room::new(&format!("kernels = {}\n{orders}", cache().display()));
+        let room = room(orders);
         let server = Server::of(&mut serving(&room, "hip", more), true);
         let body = json!({"prompt": ["Once upon a time", "Once upon a"], "max_tokens": 20, "temperature": 0});
         let reply = post(server.address, "/v1/completions", &body);
@@ -83,10 +89,10 @@ fn memory_that_is_gone_in_the_middle_ends_requests_and_not_the_server() {
 #[test]
 fn a_device_that_is_lost_in_the_middle_ends_everything_with_a_sentence() {
     let Some(_) = hiprtc::compiler() else { return };
-    executing(&BESIDE, "");
+    expected();
     // In the first step, and in one that is replayed between hand-overs.
     for n in [40, 400] {
-        let room = Room::new(&format!("kernels = {}\nfail = kernel:719:{n}", cache().display()));
+        let room = room(&format!("fail = kernel:719:{n}"));
         let start = Instant::now();
         let server = Server::of(&mut serving(&room, "hip", &BESIDE), true);
         let body = json!({"prompt": ["Once upon a time", "Once upon a"], "max_tokens": 60, "temperature": 0});
@@ -105,8 +111,8 @@ fn a_device_that_is_lost_in_the_middle_ends_everything_with_a_sentence() {
 #[test]
 fn memory_that_cannot_be_pinned_is_said_once_and_does() {
     let Some(_) = hiprtc::compiler() else { return };
-    let (_, expected) = executing(&BESIDE, "");
-    let room = Room::new(&format!("kernels = {}\npageable = true\nfail = hipHostMalloc:2", cache().display()));
+    let expected = expected();
+    let room = room("pageable = true\nfail = hipHostMalloc:2");
     let server = Server::of(&mut serving(&room, "hip", &BESIDE), true);
     assert_eq!(said(&server), expected);
     server.signal();
@@ -132,7 +138,6 @@ fn answers_of_a_file_are_kept_when_memory_is_gone_in_the_middle() {
         room.compiling(&words.iter().map(String::as_str).collect::<Vec<_>>()).output().expect("it starts")
     };
     let (expected, found) = (out("expected.txt"), out("found.txt"));
-    let room = |orders: &str| Room::new(&format!("kernels = {}\n{orders}", cache().display()));
     assert!(run(&room(""), "sim:gfx1100", &expected).status.success());
     let broken = run(&room("fail = hipGraphLaunch:2:40"), "hip", &found);
     let err = text(&broken.stderr);
