@@ -49,6 +49,17 @@ fn host_note(host: &HostPlan, streaming: usize) -> String {
         let room = human_bytes(streaming as u64);
         text += &format!("; prompts of many tokens bring them to the device, which keeps {room} for that");
     }
+    let n_nodes = gpu::numa::nodes().len();
+    text += &match (n_nodes, gpu::numa::is_spread()) {
+        (0 | 1, _) => String::new(),
+        (n, true) => format!(", spread over {n} memory nodes"),
+        (n, false) => format!(", wherever the system puts it on {n} memory nodes"),
+    };
+    // What is missing is no news where little is, or where it comes again and again.
+    if host.not_in_memory > host.weights / 16 && !host.is_read_again() {
+        let missing = human_bytes(host.not_in_memory as u64);
+        text += &format!("; {missing} of it come from the disk first, so that the first tokens take longer");
+    }
     if host.is_read_again() {
         text += "; it has not so much free: what it lacks comes from the disk, again and again";
     }

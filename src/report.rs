@@ -29,6 +29,7 @@ use engine::blueprint::BlueprintError;
 use engine::device::DeviceError;
 use engine::graph::forward::ForwardError;
 use engine::graph::kv_cache::KvTooLarge;
+use engine::prefix_store::PrefixStoreError;
 use hint::Hint;
 use kernel::object::cache::CacheError;
 use kernel::object::compile::CompileError;
@@ -107,6 +108,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<NotReady>,
         hint_of::<PipelineError>,
         hint_of::<PredictError>,
+        hint_of::<PrefixStoreError>,
         hint_of::<RecordsError>,
         hint_of::<RenderError>,
         hint_of::<ReplicaError>,

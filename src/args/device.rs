@@ -123,17 +123,17 @@ impl DeviceArgs {
         sizes: Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
-        self.load_sized(checkpoint, cache, |_| sizes, output)
+        Ok(self.load_sized(checkpoint, cache, |_| sizes, output)?.0)
     }
 
-    /// The same, in sizes that depend on what the device has room for.
+    /// The same, in sizes that depend on what the device has room for. Also gives the device's name.
     pub(crate) fn load_sized(
         &self,
         checkpoint: &Checkpoint,
         cache: &KvArgs,
         sizes: impl FnOnce(&Room<'_>) -> Sizes,
         output: &Output,
-    ) -> anyhow::Result<Engine> {
+    ) -> anyhow::Result<(Engine, Device)> {
         let (precision, checkpoint) = self.precision(checkpoint);
         let (pipeline, device) = self.pipeline(&checkpoint, output)?;
         let peers = self.peers(&device, pipeline.target())?;
@@ -179,7 +179,7 @@ impl DeviceArgs {
             layout.n_slots,
             layout.capacity_tokens,
         ));
-        Ok(engine)
+        Ok((engine, device))
     }
 }
 

@@ -277,7 +277,7 @@ impl Args {
         sizes: impl FnOnce(&Room<'_>) -> Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
-        let mut engine = self.device.load_sized(checkpoint, &self.cache, sizes, output)?;
+        let (mut engine, _) = self.device.load_sized(checkpoint, &self.cache, sizes, output)?;
         if self.profile != 0 {
             engine.start_profile(Profiled::Some);
         }

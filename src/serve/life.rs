@@ -137,6 +137,11 @@ impl Life {
             () = self.listener.close(LAST_WORDS) => {}
             () = self.told(3) => {}
         }
+        let backend = Arc::clone(&server.backend);
+        tokio::select! {
+            _ = tokio::task::spawn_blocking(move || backend.finish()) => {}
+            () = self.told(3) => {}
+        }
         Ok(())
     }
 

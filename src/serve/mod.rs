@@ -4,6 +4,7 @@
 pub(crate) mod config;
 mod keys;
 mod life;
+mod loading;
 mod model;
 mod replica;
 
@@ -25,6 +26,7 @@ use crate::args::tokenizer::TokenizerArgs;
 use crate::args::{DeviceArgs, KvArgs, ModelArgs, Speculate};
 use chat::grammar::Grammars;
 use engine::device::Device;
+use kernel::object::cache::parse_size;
 use serve::body::BodyRoom;
 use serve::history::History;
 use serve::hosts::{Allowed, Hosts};
@@ -128,6 +130,19 @@ pub(crate) struct Args {
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
     drain: Duration,
 
+    /// Give the device's memory back when nobody has asked for so long, such as 10m; the next request loads the model
+    /// again, and waits for it [default: never]
+    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    unload_after: Option<Duration>,
+
+    /// Keep what prompts begin with in this folder, so that they need not be computed again after a restart
+    #[arg(long, value_name = "DIR")]
+    prefix_cache_dir: Option<PathBuf>,
+
+    /// What the files in that folder may take, such as 500MB or 20GiB; those that were used longest ago go first
+    #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = parse_size)]
+    prefix_cache_size: u64,
+
     /// The date in system messages, such as 2026-01-31; `none` leaves it out [default: the day's, in UTC]
     #[arg(long, value_name = "DATE", value_parser = date)]
     date: Option<Date>,
@@ -159,9 +174,13 @@ pub(crate) struct Args {
 /// All of them together have 1,000 events a second then. Each takes 7 to 32 us, by the machine, half of it sending.
 const INTERVAL_EACH: Duration = Duration::from_millis(1);
 
+/// Seconds, or with a unit behind: `90`, `1.5s`, `10m`, `2h`.
 fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds = text.parse::<f64>().map_err(|error| error.to_string())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+    let units = [("s", 1.0), ("m", 60.0), ("h", 3600.0)];
+    let with_unit = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
+    let (number, of_unit) = with_unit.unwrap_or((text, 1.0));
+    let number = number.parse::<f64>().map_err(|error| error.to_string())?;
+    Duration::try_from_secs_f64(number * of_unit).map_err(|error| error.to_string())
 }
 
 fn date(text: &str) -> Result<Date, String> {
@@ -239,6 +258,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     if args.replay.is_some() && args.ranks.unwrap_or(1) > 1 {
         return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
     }
+    loading::check(&args)?;
     let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
@@ -369,6 +389,10 @@ mod tests {
     #[test]
     fn seconds_are_not_negative() {
         assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert!(["-1", "NaN", "inf", "x"].iter().all(|text| seconds(text).is_err()));
+        assert_eq!(
+            [seconds("10m"), seconds("1.5h"), seconds("3s")],
+            [600, 5400, 3].map(|s| Ok(Duration::from_secs(s)))
+        );
+        assert!(["-1", "NaN", "inf", "x", "-1m", "m", "1d"].iter().all(|text| seconds(text).is_err()));
     }
 }

@@ -7,6 +7,7 @@ use anyhow::Context;
 use sha2::{Digest, Sha256};
 
 use super::Args;
+use super::loading::Loading;
 use crate::args::Room;
 use crate::args::chat_template::ChatTemplateArgs;
 use crate::output::Output;
@@ -63,14 +64,15 @@ impl Served {
     fn engine(args: &Args, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
         let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
-        let engine = args.engine(&checkpoint, output)?;
-        let shares_cores = shares_cores(&engine);
+        let (loaded, unloading) = Loading::new(args, &checkpoint, output).load(args)?;
+        let engine = &loaded.engine;
+        let shares_cores = shares_cores(engine);
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
-        let facts = limits.facts(fingerprint(&checkpoint, &engine), serve::now());
-        metrics.cache_is(cache_facts(&engine));
-        let thread =
-            EngineThread::start(engine, facts, limits, metrics).context("could not start the engine's thread")?;
+        metrics.cache_is(cache_facts(engine));
+        let facts = limits.facts(fingerprint(&checkpoint, engine), serve::now());
+        let thread = EngineThread::start(loaded, unloading, facts, limits, metrics);
+        let thread = thread.context("could not start the engine's thread")?;
         let failing = Some(thread.failing());
         let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
         let own_name = own_name(args);
@@ -163,7 +165,7 @@ impl Args {
     }
 
     pub(crate) fn engine(&self, checkpoint: &Checkpoint, output: &Output) -> anyhow::Result<Engine> {
-        self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)
+        Ok(self.device.load_sized(checkpoint, &self.cache, |room| sizes(self, room), output)?.0)
     }
 
     fn limits(&self, n_slots: usize, context_tokens: usize, vocab_size: usize) -> IntakeLimits {
@@ -199,7 +201,7 @@ fn own_name(args: &Args) -> String {
 
 /// As many sequences as were asked for, else as many as leave most of the cache to what they share; as long as was
 /// asked for, else as long as the cache holds one.
-fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
+pub(super) fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
     let (config, kv_request) = (room.config(), room.kv_request());
     let asked = args.context.map_or(config.max_seq_len, |n| (n as usize).min(config.max_seq_len));
     let most = if room.is_gpu() { GPU_SLOTS } else { CPU_SLOTS };
@@ -242,6 +244,11 @@ fn ring_bytes(layout: &KvLayout) -> usize {
 /// A digest of what text depends on: the weights (their names, types and shapes, and the ends of each), the kernels'
 /// sources, the device and the type of keys and values.
 pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
+    serve::fingerprint(&digest(checkpoint, engine))
+}
+
+/// The same, whole.
+pub(super) fn digest(checkpoint: &Checkpoint, engine: &Engine) -> [u8; 32] {
     const END_BYTES: usize = 1 << 10;
     let mut hasher = Sha256::new();
     let mut field = |bytes: &[u8]| {
@@ -262,5 +269,5 @@ pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
     }
     field(engine.executor().memory_plan().device.as_bytes());
     field(engine.kv_layout().dtypes.all.name().as_bytes());
-    serve::fingerprint(&hasher.finalize())
+    hasher.finalize().into()
 }

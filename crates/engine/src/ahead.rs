@@ -91,6 +91,11 @@ impl Ahead {
         Ok(())
     }
 
+    /// Forgets the steps in flight, which the device has been waited for.
+    pub(crate) fn forget(&mut self) {
+        self.in_flight.clear();
+    }
+
     /// Waits for the oldest step in flight.
     pub(crate) fn next(&mut self, executor: &Executor) -> Result<Option<Done>, EngineError> {
         let Some(Launched { step, logprobs_of, turn }) = self.in_flight.pop_front() else { return Ok(None) };
@@ -99,10 +104,10 @@ impl Ahead {
         let mut logprobs = Logprobs { logprob: vec![0.0; n * (N_TOP + 1)], top_token: vec![0; n * N_TOP] };
         match &mut self.mailboxes {
             None => {
-                executor.read("sampled", cast_slice_mut(&mut tokens))?;
+                executor.read("sampled", 0, cast_slice_mut(&mut tokens))?;
                 if n > 0 {
-                    executor.read("logprob", cast_slice_mut(&mut logprobs.logprob))?;
-                    executor.read("top_token", cast_slice_mut(&mut logprobs.top_token))?;
+                    executor.read("logprob", 0, cast_slice_mut(&mut logprobs.logprob))?;
+                    executor.read("top_token", 0, cast_slice_mut(&mut logprobs.top_token))?;
                 }
             }
             Some(mailboxes) => {

@@ -44,6 +44,17 @@ pub enum EngineError {
     Extras(#[from] ExtrasError),
 }
 
+impl EngineError {
+    /// Whether the device had no memory for what was being done: [`super::Engine::recover`] goes on without it.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::Plan(error) => error.is_out_of_memory(),
+            Self::Step(source) => source.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}
+
 impl From<BlueprintError> for EngineError {
     fn from(error: BlueprintError) -> Self {
         match error {
@@ -61,6 +72,7 @@ impl Hint for EngineError {
             Self::Plan(error) => error.hint(),
             Self::Part(error) => error.hint(),
             Self::Extras(error) => error.hint(),
+            Self::Step(source) if source.is_out_of_memory() => source.hint(),
             Self::Step(_) => {
                 Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
             }

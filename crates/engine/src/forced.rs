@@ -93,7 +93,7 @@ impl Forced<'_> {
         self.at += chunk.len();
         if wants_logits {
             self.logits.resize(chunk.len() * self.engine.config.vocab_size, 0.0);
-            self.engine.executor.first().read("logits", bytemuck::cast_slice_mut(&mut self.logits))?;
+            self.engine.executor.first().read("logits", 0, bytemuck::cast_slice_mut(&mut self.logits))?;
         }
         Ok(())
     }

@@ -13,9 +13,11 @@ pub mod exchange;
 pub(crate) mod extras;
 mod forced;
 pub mod graph;
+mod kept;
 pub mod kernel_driver;
 mod part;
 pub mod plan;
+pub mod prefix_store;
 mod prompt_error;
 mod ranks;
 pub mod scheduler;
@@ -273,6 +275,25 @@ impl Engine {
         self.extras.clear();
     }
 
+    /// Goes on after a step for which the device had no memory ([`EngineError::is_out_of_memory`]): every request that
+    /// has not ended is forgotten, and what the next ones find is as it is after loading.
+    ///
+    /// # Errors
+    /// [`EngineError::Step`] where something else is wrong, too, or the device has lost its part of a step that others
+    /// computed.
+    pub fn recover(&mut self) -> Result<(), EngineError> {
+        self.abort();
+        self.scheduler.take_copies();
+        self.ahead.forget();
+        self.executor().pipeline().driver().wait().map_err(EngineError::Step)?;
+        if self.n_devices > 1 {
+            return Err(PlanError::NoThread.into());
+        }
+        // Who knows which writes of the step came to be made.
+        self.tables_written = false;
+        self.write_tables()
+    }
+
     /// Runs one step: rows of prompts, and one row of every sequence that generates and those of its drafts. A device
     /// that runs launches later is one step ahead: the tokens are then those of the step before, and the device is
     /// never without work. Where a row asks for more than a token, it computes the logits meanwhile, and its sampler
@@ -409,9 +430,7 @@ impl Engine {
     /// does not.
     fn copy_blocks(&self, copies: &[BlockCopy]) -> Result<(), EngineError> {
         for copy in copies {
-            let layers = (0..self.config.num_hidden_layers)
-                .filter(|&l| self.layout.has_positions(l) && self.layout.group_index(l) == copy.group);
-            for tensor in layers.flat_map(|l| self.layout.tensors(l)) {
+            for tensor in self.layout.tensors_of_group(copy.group) {
                 let len_bytes = tensor.dtype.len_bytes(tensor.block_elements);
                 let from = copy.from * len_bytes..(copy.from + copy.n_blocks) * len_bytes;
                 self.executor.copy_within(&tensor.name, from, copy.to * len_bytes)?;

@@ -184,13 +184,13 @@ impl Ranks {
             let (name, sender) = (name.to_owned(), sender.clone());
             other.tell(Box::new(move |executor| {
                 let mut bytes = vec![0; len_bytes];
-                executor.read(&name, &mut bytes)?;
+                executor.read(&name, 0, &mut bytes)?;
                 let _ = sender.send((i, bytes)); // whoever asked may be gone
                 Ok(())
             }));
         }
         let mut all = vec![vec![0; len_bytes]; 1 + self.others.len()];
-        let read = self.first.read(name, &mut all[0]);
+        let read = self.first.read(name, 0, &mut all[0]);
         self.settle(read)?;
         received.try_iter().for_each(|(i, bytes)| all[1 + i] = bytes);
         Ok(all)

@@ -277,7 +277,15 @@ pub unsafe extern "C" fn hipMemcpyAsync(
     call("hipMemcpyAsync", format!("{len_bytes} {direction}"), |state| {
         let device = current()?;
         let kinds = (state.kind_for(device, from as u64, len_bytes), state.kind_for(device, to as u64, len_bytes));
-        // Stricter than HIP, which takes pageable memory too and may then wait for the copy.
+        let own = Some(Kind::Device(device));
+        let is_pageable = matches!((kind, kinds), (1, (None, to)) if to == own) || kind == 2 && kinds == (own, None);
+        if is_pageable && state.orders.pageable && stream_of(state, stream)?.capture.is_none() {
+            ok_or(state.drain(stream as u64, None))?;
+            // SAFETY: one range is in memory that is allocated, the other is the caller's, who says that it is valid.
+            unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), len_bytes) };
+            return Ok("pageable".to_owned());
+        }
+        // Stricter than HIP, which takes pageable memory too and may then wait for the copy, unless it is told.
         let fits = match kind {
             1 => kinds == (Some(Kind::Pinned), Some(Kind::Device(device))),
             2 => kinds == (Some(Kind::Device(device)), Some(Kind::Pinned)),

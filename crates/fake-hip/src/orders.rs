@@ -6,6 +6,7 @@
 //! multiprocessors = 48, 2                   what it counts of each device, in the same way: WGPs on RDNA
 //! version = 5.7.31921                       of HIP; what comes before 6.3 refuses code objects v6 and later
 //! wave_size = 64                            what every device says, whatever its arch has
+//! pageable = true                           copies take memory that is not pinned, and wait until they are made
 //! peers = false                             whether devices reach each other's memory; they do
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
@@ -39,6 +40,8 @@ pub struct Orders {
     pub peers: bool,
     /// Whether streams beside the first of a device do their work as soon as they can.
     pub is_early: bool,
+    /// Whether copies take memory that is not pinned.
+    pub pageable: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
     /// How many kernels end before one that does not.
@@ -70,6 +73,7 @@ impl Orders {
             wave_size: None,
             peers: true,
             is_early: false,
+            pageable: false,
             kernels: None,
             n_ending: None,
             failures: Vec::new(),
@@ -94,6 +98,7 @@ impl Orders {
             }
             "copies" => self.is_early = value == "early",
             "peers" => self.peers = value.parse().expect("true or false"),
+            "pageable" => self.pageable = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "hang" => self.n_ending = Some(value.parse::<usize>().expect("a number") - 1),
             "kernels" => self.kernels = Some(value.into()),

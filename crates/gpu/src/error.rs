@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use vendor_library::{CallError, OpenError};
 
 use crate::Runtime;
+use crate::runtime::status;
 
 /// An error of a device or of what it was asked to do.
 #[derive(Debug, thiserror::Error)]
@@ -155,6 +156,17 @@ pub enum GpuError {
     },
 }
 
+impl GpuError {
+    /// Whether there was no memory for what was asked: nothing else is wrong, and it may be there later.
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory { .. } => true,
+            Self::Call { source, .. } => source.code == status::OUT_OF_MEMORY,
+            _ => false,
+        }
+    }
+}
+
 /// `, which has 12 bytes free`.
 fn of_free(free_bytes: Option<usize>) -> String {
     free_bytes.map(|free_bytes| format!(", which has {free_bytes} bytes free")).unwrap_or_default()
@@ -205,6 +217,9 @@ impl Hint for GpuError {
                 "`nvidia-smi topo -p2p rw` or `rocm-smi --showtopoaccess` shows which devices see each other; `run -m \
                  getp -g N` has a copy of the model on each of several GPUs, which need not"
                     .into()
+            }
+            Self::Call { .. } if self.is_out_of_memory() => {
+                "another program may have taken the memory: `--memory` leaves it some".into()
             }
             Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
                 "a kernel failed before; `--profile` waits for each, so that the error names it".into()

@@ -14,7 +14,7 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use crate::launch::{Argument, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
 use crate::team::{Team, threads_or_cores};
-use crate::{DeviceMemory, Driver, GpuError};
+use crate::{DeviceMemory, Driver, GpuError, numa};
 
 /// The signature of every host kernel: arguments (pointers as they are, values by address), private memory of the
 /// calling thread, and which block to run.
@@ -54,11 +54,13 @@ fn out_of_memory(len_bytes: usize, free_bytes: Option<usize>) -> GpuError {
 }
 
 impl HostDriver {
-    /// A device with `n_threads` threads; 0 means one for every core.
+    /// A device with `n_threads` threads; 0 means one for every core. On a machine of several memory nodes what they
+    /// and the calling thread touch first is spread over all nodes.
     ///
     /// # Errors
     /// [`GpuError::Threads`].
     pub fn new(n_threads: usize) -> Result<Self, GpuError> {
+        numa::spread();
         let team = Team::new(threads_or_cores(n_threads), "cpu device").map_err(GpuError::Threads)?;
         Ok(Self { team, stream: Mutex::new(()), scratch_bytes: AtomicUsize::new(0) })
     }

@@ -18,6 +18,7 @@ pub mod cuda;
 pub mod elf;
 pub mod hip;
 pub mod host;
+pub mod numa;
 #[cfg(target_os = "linux")]
 pub mod sim;
 

@@ -89,6 +89,33 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(shrunk::Watched::new(mapping, path)))
 }
 
+/// About how many of these bytes are not in memory, so that reading them waits for the disk.
+#[cfg(target_os = "linux")]
+pub fn not_in_memory(bytes: &[u8]) -> usize {
+    /// Pages that are looked at.
+    const SAMPLES: usize = 64;
+    // SAFETY: asks for a number.
+    let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);
+    let n_pages = bytes.len() / page_bytes;
+    let n_samples = n_pages.min(SAMPLES);
+    let is_missing = |i: &usize| {
+        let at = bytes.as_ptr().wrapping_add(i * n_pages / n_samples * page_bytes);
+        let page = at.wrapping_sub(at.addr() % page_bytes);
+        let mut state = 0_u8;
+        // SAFETY: the page holds a byte of the slice, and one byte is written for it.
+        let asked = unsafe { libc::mincore(page.cast_mut().cast(), page_bytes, &mut state) };
+        asked == 0 && state & 1 == 0
+    };
+    let n_missing = (0..n_samples).filter(is_missing).count();
+    if n_missing == 0 { 0 } else { bytes.len() / n_samples * n_missing }
+}
+
+/// The same where the system does not say.
+#[cfg(not(target_os = "linux"))]
+pub fn not_in_memory(_bytes: &[u8]) -> usize {
+    0
+}
+
 /// Bytes made in memory of their own: whole pages, aligned to them, zero until `fill` writes them.
 ///
 /// # Errors
@@ -131,6 +158,19 @@ mod tests {
         std::fs::write(&file, b"ab\xff").unwrap();
         assert_eq!(read_to_string(&file, 10).unwrap_err().to_string(), "it is not UTF-8 at byte 2");
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn pages_that_nobody_has_read_are_not_in_memory() {
+        // Of pages of the program itself, whatever a file system does: those that nobody touched are nowhere.
+        let mut pages = memmap2::MmapMut::map_anon(1 << 20).unwrap();
+        assert_eq!(not_in_memory(&pages), 1 << 20);
+        pages[..1 << 19].fill(1);
+        let left = not_in_memory(&pages);
+        assert!(left <= 1 << 19, "{left}"); // huge pages are there whole
+        pages.fill(1);
+        assert_eq!((not_in_memory(&pages), not_in_memory(&[])), (0, 0));
     }
 
     #[test]

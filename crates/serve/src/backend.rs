@@ -34,6 +34,9 @@ pub trait Backend: Send + Sync {
 
     /// Ends all requests with [`Failed::ShuttingDown`].
     fn end_all(&self);
+
+    /// Returns when what is to be kept over a restart is. Called when no request is there any more.
+    fn finish(&self) {}
 }
 
 /// What the endpoints know of the model.
@@ -83,6 +86,10 @@ pub enum Health {
         n_up: usize,
         n: usize,
     },
+    /// Nobody asked for long, and the model takes no memory: the next request loads it.
+    Unloaded,
+    /// The model is being loaded for those who asked, who wait.
+    Loading,
     /// The program is about to end.
     ShuttingDown,
     /// There is work and for so long nothing was done: the device hangs.

@@ -175,7 +175,7 @@ impl ApiError {
     }
 
     /// 503 with one of the codes that clients may wait on: `overloaded`, `loading`, `shutting_down`, `engine_failed`,
-    /// `timeout`.
+    /// `load_failed`, `out_of_memory`, `timeout`.
     pub(crate) fn unavailable(code: &'static str, message: impl Into<String>, retry_after: Option<Duration>) -> Self {
         Self { retry_after, ..Self::server(StatusCode::SERVICE_UNAVAILABLE, code, message) }
     }
@@ -209,6 +209,14 @@ impl From<Failed> for ApiError {
     fn from(failed: Failed) -> Self {
         match failed {
             Failed::Engine(why) => Self::unavailable("engine_failed", format!("the engine failed: {why}"), None),
+            Failed::NoMemory(why) => {
+                let message = format!("the device had no memory for this request: {why}");
+                Self::unavailable("out_of_memory", message, Some(Duration::from_secs(1)))
+            }
+            Failed::Load(why) => {
+                let message = format!("the model could not be loaded again: {why}");
+                Self::unavailable("load_failed", message, Some(Duration::from_secs(5)))
+            }
             Failed::ShuttingDown => {
                 Self::unavailable("shutting_down", "the server is shutting down", Some(Duration::from_secs(1)))
             }

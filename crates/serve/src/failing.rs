@@ -14,6 +14,14 @@ pub struct EngineFailure {
     pub(super) hint: Option<String>,
 }
 
+impl EngineFailure {
+    /// - `why`: the error and its causes
+    /// - `hint`: what a person can do
+    pub fn new(why: String, hint: Option<String>) -> Self {
+        Self { why, hint }
+    }
+}
+
 impl Hint for EngineFailure {
     fn hint(&self) -> Option<String> {
         self.hint.clone()

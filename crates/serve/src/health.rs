@@ -27,6 +27,8 @@ pub(super) fn router() -> Router<Arc<Server>> {
 async fn health(State(server): State<Arc<Server>>) -> Result<Json<Value>, ApiError> {
     match server.backend.health() {
         Health::Ok => Ok(Json(json!({ "status": "ok" }))),
+        Health::Unloaded => Ok(Json(json!({ "status": "unloaded" }))),
+        Health::Loading => Ok(Json(json!({ "status": "loading" }))),
         Health::Degraded { n_up: 0, .. } => Err(ApiError::restarting()),
         Health::Degraded { n_up, n } => Ok(Json(json!({ "status": "degraded", "replicas": n, "replicas_up": n_up }))),
         Health::ShuttingDown => {
@@ -45,11 +47,20 @@ async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
+/// Whether there is a model, for `model_state`.
+fn state(health: &Health) -> &'static str {
+    match health {
+        Health::Unloaded => "unloaded",
+        Health::Loading => "loading",
+        _ => "loaded",
+    }
+}
+
 /// `OpenMetrics`, unless another text is all that is asked for.
 async fn metrics(State(server): State<Arc<Server>>, headers: HeaderMap) -> Response {
     let model = server.check_model(None).unwrap_or_default();
     let (prefix, backend) = (&server.options.metrics_prefix, &server.backend);
-    let text = server.metrics.text(prefix, &model, &backend.figures(), &backend.replicas());
+    let text = server.metrics.text(prefix, &model, state(&backend.health()), &backend.figures(), &backend.replicas());
     const TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     const PLAIN: &str = "text/plain; version=0.0.4; charset=utf-8";
     let accepted = headers.get(header::ACCEPT).map(|types| String::from_utf8_lossy(types.as_bytes()).into_owned());

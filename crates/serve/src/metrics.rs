@@ -30,6 +30,8 @@ pub struct Metrics {
     running: Gauge,
     waiting: Gauge,
     kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
+    /// Whether there is a model: 1 for one of [`STATES`].
+    state: Family<Label, Gauge>,
     prompt_tokens: Counter,
     generation_tokens: Counter,
     prefix_queries: Counter,
@@ -73,6 +75,9 @@ pub struct KvCacheFacts {
     /// Element type of keys and values, of layers that see everything.
     pub dtype: String,
 }
+
+/// What a model can be.
+const STATES: [&str; 3] = ["loaded", "unloaded", "loading"];
 
 /// The statuses that have a label of their own.
 const STATUSES: [(u16, &str); 12] = [
@@ -133,6 +138,7 @@ impl Metrics {
             running: Gauge::default(),
             waiting: Gauge::default(),
             kv_usage: Gauge::default(),
+            state: Family::default(),
             prompt_tokens: Counter::default(),
             generation_tokens: Counter::default(),
             prefix_queries: Counter::default(),
@@ -170,8 +176,18 @@ impl Metrics {
         self.cache.get_or_init(|| facts);
     }
 
-    /// All of it as OpenMetrics text.
-    pub fn text(&self, prefix: &str, model: &str, figures: &Figures, replicas: &[ReplicaFigures]) -> String {
+    /// All of it as OpenMetrics text; `state` is one of [`STATES`].
+    pub fn text(
+        &self,
+        prefix: &str,
+        model: &str,
+        state: &'static str,
+        figures: &Figures,
+        replicas: &[ReplicaFigures],
+    ) -> String {
+        for known in STATES {
+            self.state.get_or_create(&[("state", known)]).set((known == state).into());
+        }
         self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(figures.waiting).unwrap_or(i64::MAX));
         self.kv_usage.set(figures.kv_usage);
@@ -210,6 +226,7 @@ impl Metrics {
         add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
         add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
         self.add_cache(&mut add);
+        add.one("model_state", "1 for what the model is: loaded, unloaded or loading", &self.state);
         add.one("prompt_tokens", "Tokens of prompts that were taken in", &self.prompt_tokens);
         add.one("generation_tokens", "Tokens generated", &self.generation_tokens);
         add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
@@ -388,12 +405,14 @@ mod tests {
         metrics.responded(418);
         let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
         metrics.cache_is(KvCacheFacts { block_tokens: 64, n_blocks: 10, dtype: "bf16".into() });
-        let text = metrics.text("vllm:", "m", &figures, &[]);
+        let text = metrics.text("vllm:", "m", "unloaded", &figures, &[]);
         for line in [
             "vllm:cache_config_info{model_name=\"m\",engine=\"0\",block_size=\"64\",num_gpu_blocks=\"10\",\
              cache_dtype=\"bf16\",enable_prefix_caching=\"True\"} 1",
             "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3",
             "vllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2",
+            "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"unloaded\"} 1",
+            "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"loaded\"} 0",
             "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25",
             "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"overloaded\"} 1",
             "vllm:admission_rejections_total{model_name=\"m\",engine=\"0\",reason=\"too_long\"} 0",

@@ -117,6 +117,8 @@ impl Record {
             Some(Ending::Finished(FinishReason::Stop)) => "stop",
             Some(Ending::Finished(FinishReason::Length)) => "length",
             Some(Ending::Failed(Failed::Engine(_))) => "engine_failed",
+            Some(Ending::Failed(Failed::NoMemory(_))) => "out_of_memory",
+            Some(Ending::Failed(Failed::Load(_))) => "load_failed",
             Some(Ending::Failed(Failed::ShuttingDown)) => "shutting_down",
             Some(Ending::Failed(Failed::QueueTimeout(_) | Failed::RequestTimeout(_))) => "timeout",
         });

@@ -1,6 +1,5 @@
-//! What every part of a program needs of its machine: files that appear whole, locks that end, processes with bounds,
-//! and
-//! numbers with units.
+//! What every part of a program needs of its machine: files that appear whole, files that nobody else wrote, locks that
+//! end, processes with bounds, and numbers with units.
 
 pub mod bounded_process;
 pub mod foreign_text;
@@ -10,4 +9,5 @@ pub mod json_entries;
 pub mod launcher;
 pub mod lock_file;
 pub mod new_file;
+pub mod trust;
 pub mod units;

@@ -72,6 +72,31 @@ pub(super) fn odd() -> Checkpoint {
     Checkpoint::random(config, Encoding::Mxfp4, 3).expect("a model")
 }
 
+/// A small gpt-oss of random sizes.
+fn drawn(below: &mut impl FnMut(usize) -> usize) -> Checkpoint {
+    let n_experts = 2 + below(9);
+    let kv_heads = 1 + below(3);
+    let config = gpt_oss(&[
+        ("vocab_size", 91.0 + below(80) as f64),
+        ("hidden_size", 8.0 + below(60) as f64),
+        ("num_experts", n_experts as f64),
+        ("experts_per_token", 1.0 + below(n_experts.min(4)) as f64),
+        ("intermediate_size", 5.0 + below(60) as f64),
+        ("num_hidden_layers", 2.0 + below(4) as f64),
+        ("head_dim", 2.0 * (2 + below(7)) as f64),
+        ("num_attention_heads", (kv_heads * (1 + below(4))) as f64),
+        ("num_key_value_heads", kv_heads as f64),
+        ("max_seq_len", 256.0),
+        ("initial_context_length", 4096.0),
+        ("rope_theta", 150_000.0),
+        ("rope_scaling_factor", 32.0),
+        ("sliding_window", 2.0 + below(20) as f64),
+        ("swiglu_limit", 7.0),
+    ]);
+    let encoding = if below(2) == 0 { Encoding::Mxfp4 } else { Encoding::Bf16 };
+    Checkpoint::random(config, encoding, below(1000) as u64).expect("a model")
+}
+
 #[test]
 fn tokens_of_fixtures_are_those_of_hugging_face_wherever_experts_are() {
     for (name, n_layers, how) in [("odd", 1, MIXED), ("window", 2, ONE_BY_ONE), ("bf16", 99, MIXED)] {
@@ -85,22 +110,28 @@ fn tokens_of_fixtures_are_those_of_hugging_face_wherever_experts_are() {
 }
 
 /// Both places have the same templates here, so that logits are the same to the bit; steps, drafts and kept prefixes
-/// are as random as placements.
+/// are as random as placements. `GPTOSS_JIT_PLACEMENTS=200` has so many placements, of models whose sizes are drawn.
 #[test]
 fn random_placements_change_no_bit() {
     let moe = repository().join("tests/fixtures/families/qwen3-moe");
+    let asked = std::env::var("GPTOSS_JIT_PLACEMENTS").ok().map(|text| text.parse::<usize>().expect("a number"));
     let mut random = 17_usize;
     let mut below = |n: usize| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (random >> 33) % n
     };
-    for checkpoint in [odd(), open(moe.to_str().expect("text"))] {
+    let mut models = vec![odd(), open(moe.to_str().expect("text"))];
+    let of_each = if asked.is_some() { 16 } else { 8 };
+    while models.len() * of_each < asked.unwrap_or(0) {
+        models.push(drawn(&mut below));
+    }
+    for checkpoint in models {
         let vocab_size = checkpoint.config.vocab_size;
         let (all, ids) = (checkpoint.expert_bytes().len(), (0..40).map(|i| i * 37 % 90).collect::<Vec<u32>>());
         assert!(all > 1 && vocab_size > 90);
         let alone = |how: How| super::forward::load_checkpoint(cores(1), &checkpoint, 128, how).expect("loads");
         let logits = alone(ONE_BY_ONE).teacher_force(&ids, None).expect("runs");
-        for _ in 0..8 {
+        for _ in 0..of_each {
             let drafts = (below(2) == 1).then_some(DraftOptions::USUAL);
             let how = How { n_slots: 1 + below(3), max_rows: 3 + below(9), n_snapshots: below(3), drafts, ..MIXED };
             let n_layers = below(all + 1);

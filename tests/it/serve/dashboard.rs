@@ -21,7 +21,7 @@ fn samples() -> BTreeSet<String> {
         let replica = ReplicaFigures { is_up: true, running: 0, waiting: 0, restarts: 0 };
         let metrics = Metrics::default();
         metrics.cache_is(KvCacheFacts { block_tokens: 1, n_blocks: 1, dtype: "f32".into() });
-        metrics.text(PREFIX, "m", &Figures::default(), &[replica])
+        metrics.text(PREFIX, "m", "loaded", &Figures::default(), &[replica])
     };
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names = types.flat_map(|(name, kind)| {

@@ -6,5 +6,8 @@ mod dashboard;
 mod doors;
 mod leaving;
 mod limits;
+mod placed;
+mod prefixes;
 mod replicas;
+pub mod resting;
 mod shutdown;

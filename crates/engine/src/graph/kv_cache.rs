@@ -282,6 +282,12 @@ impl KvLayout {
         })
     }
 
+    /// What the layers of a group keep their positions in.
+    pub(crate) fn tensors_of_group(&self, group: usize) -> impl Iterator<Item = CacheTensor> {
+        let is_of_it = move |l: &usize| self.group_of_layer[*l] == Some(group);
+        (0..self.group_of_layer.len()).filter(is_of_it).flat_map(|l| self.tensors(l))
+    }
+
     /// Whether any layer keeps its positions in this type.
     pub fn has_dtype(&self, dtype: Dtype) -> bool {
         let states = self.group_of_layer.iter().zip(&self.windows);

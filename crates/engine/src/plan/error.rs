@@ -53,6 +53,13 @@ pub enum PlanError {
     NoTensor { name: String },
 }
 
+impl PlanError {
+    /// Whether the device had no memory for a launch or a copy.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Device { source, .. } if source.is_out_of_memory())
+    }
+}
+
 impl Hint for PlanError {
     fn hint(&self) -> Option<String> {
         match self {
@@ -62,6 +69,7 @@ impl Hint for PlanError {
             Self::Expression(error) => error.hint(),
             Self::Memory(error) => error.hint(),
             Self::Weights(error) => error.hint(),
+            Self::Device { source, .. } if source.is_out_of_memory() => source.hint(),
             Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } | Self::NoThread => None,
         }
     }

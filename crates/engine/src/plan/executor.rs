@@ -204,8 +204,7 @@ impl Executor {
     /// # Panics
     /// If the graph has no external tensor of that name.
     pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), PlanError> {
-        let view = &self.externals[name];
-        self.sites.device.driver().write(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+        self.write_at(name, 0, bytes)
     }
 
     pub(crate) fn has(&self, name: &str) -> bool {
@@ -280,16 +279,17 @@ impl Executor {
         posted.map_err(|source| PlanError::Device { label: name.into(), source })
     }
 
-    /// Reads the start of an external tensor, after everything launched so far.
+    /// Reads a part of an external tensor, from `offset_bytes` on, after everything launched so far.
     ///
     /// # Errors
     /// [`PlanError::Device`] when it is shorter.
     ///
     /// # Panics
-    /// If the graph has no external tensor of that name.
-    pub(crate) fn read(&self, name: &str, bytes: &mut [u8]) -> Result<(), PlanError> {
-        let view = &self.externals[name];
-        self.sites.device.driver().read(view, bytes).map_err(|source| PlanError::Device { label: name.into(), source })
+    /// As [`Self::write`].
+    pub(crate) fn read(&self, name: &str, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), PlanError> {
+        let failed = |source| PlanError::Device { label: name.into(), source };
+        let view = part(&self.externals[name], offset_bytes, bytes.len()).map_err(failed)?;
+        self.sites.device.driver().read(&view, bytes).map_err(failed)
     }
 
     /// Launches a step on the rows that the external tensors hold, none of which asks for more than a token.

@@ -131,12 +131,8 @@ impl HandOver {
     }
 }
 
-/// Memory of this process for what crosses between the device and the processor. Where no more memory can be pinned,
-/// any will do: the driver copies from and to it by way of its own.
+/// Memory of this process for what crosses between the device and the processor.
 pub(super) fn staging(pipeline: &Pipeline, len_bytes: usize) -> Result<BufferView, PlanError> {
-    let buffer = pipeline.driver().staging(len_bytes).or_else(|error| {
-        tracing::warn!("hand-overs between the device and the processor take longer: {error}");
-        gpu::host::allocate(len_bytes)
-    });
+    let buffer = pipeline.driver().staging(len_bytes);
     buffer.map(|buffer| buffer.view()).map_err(|source| PlanError::Device { label: "hand-overs".into(), source })
 }

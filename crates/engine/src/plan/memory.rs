@@ -46,6 +46,8 @@ pub struct HostPlan {
     pub weights: usize,
     /// Those of them that are used where a file is mapped.
     pub weights_in_place: usize,
+    /// About how many bytes of these are still on the disk.
+    pub not_in_memory: usize,
     /// Weights that a step for one token reads here, and all that it reads.
     pub bytes_per_token: [u64; 2],
     /// Activations, and what kernels ask for besides.
@@ -148,20 +150,26 @@ impl HostPlan {
         let all = checkpoint.expert_bytes().len();
         let bytes_per_token = [checkpoint.bytes_per_token_of_last_experts(layers.len()), checkpoint.bytes_per_token()];
         let (n_layers, memory) = ([layers.len(), all], driver.memory()?);
-        Ok(Self { n_layers, weights, weights_in_place, bytes_per_token, memory, activations: 0 })
+        let in_place = used_at(graph, Place::Host, checkpoint).filter(|tensor| !takes_memory(tensor, driver));
+        let not_in_memory = in_place.map(Tensor::not_in_memory).sum();
+        Ok(Self { n_layers, weights, weights_in_place, not_in_memory, bytes_per_token, memory, activations: 0 })
     }
 }
 
 /// Bytes of the weights that nodes of a place use, and of those among them that are used where they lie.
 fn weights_at(graph: &Graph, place: Place, checkpoint: &Checkpoint, driver: &dyn Driver) -> [usize; 2] {
-    let used = graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used);
-    let used = used.filter_map(|(tensor, _)| match &tensor.storage {
-        Storage::Weight(name) => checkpoint.tensors.get(name),
-        Storage::External(_) | Storage::Arena => None,
-    });
-    used.fold([0, 0], |[weights, in_place], tensor| {
+    used_at(graph, place, checkpoint).fold([0, 0], |[weights, in_place], tensor| {
         let own = tensor.len_bytes();
         [weights + own, in_place + if takes_memory(tensor, driver) { 0 } else { own }]
+    })
+}
+
+/// The weights that nodes of a place use.
+fn used_at<'a>(graph: &'a Graph, place: Place, checkpoint: &'a Checkpoint) -> impl Iterator<Item = &'a Tensor> {
+    let used = graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used);
+    used.filter_map(|(tensor, _)| match &tensor.storage {
+        Storage::Weight(name) => checkpoint.tensors.get(name),
+        Storage::External(_) | Storage::Arena => None,
     })
 }
 

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use super::lru::Lru;
-use super::prefix::PrefixKey;
+use super::prefix::{PrefixBlock, PrefixKey};
 use crate::graph::kv_cache::KvLayout;
 
 /// The block tables of all slots, and the pool.
@@ -36,7 +36,7 @@ struct Pool {
     free: Vec<u32>,
     /// Held by nobody, and found by their keys.
     idle: Lru,
-    keys: Vec<Option<PrefixKey>>,
+    names: Vec<Option<PrefixBlock>>,
     by_key: HashMap<PrefixKey, u32>,
     /// Blocks of each slot.
     held: Vec<usize>,
@@ -63,7 +63,7 @@ impl BlockTables {
                 holders: vec![0; n_blocks],
                 free: (0..n_blocks as u32).rev().collect(),
                 idle: Lru::default(),
-                keys: vec![None; n_blocks],
+                names: vec![None; n_blocks],
                 by_key: HashMap::new(),
                 held: vec![0; layout.n_slots],
                 changes: Vec::new(),
@@ -140,7 +140,7 @@ impl BlockTables {
         for &block in self.tables[pool.group][first..first + held].iter().rev() {
             let holders = &mut pool.holders[block as usize];
             *holders -= 1;
-            match (*holders, pool.keys[block as usize]) {
+            match (*holders, pool.names[block as usize]) {
                 (0, Some(_)) => pool.idle.push(block),
                 (0, None) => pool.free.push(block),
                 _ => {}
@@ -148,15 +148,47 @@ impl BlockTables {
         }
     }
 
-    /// From here on, whoever looks for `key` finds the block that `slot` holds in place `index`, which is complete. If
-    /// another block has the key already, that one stays.
-    pub(crate) fn keep(&mut self, slot: usize, index: usize, key: PrefixKey) {
+    /// From here on, whoever looks for the name finds the block that `slot` holds in its place, which is complete. If
+    /// another block has the name already, that one stays.
+    pub(crate) fn keep(&mut self, slot: usize, name: PrefixBlock) {
         let Some(pool) = &mut self.pool else { return };
-        let block = self.tables[pool.group][slot * pool.table_blocks + index];
-        let place = &mut pool.keys[block as usize];
-        if place.is_none() && !pool.by_key.contains_key(&key) {
-            *place = Some(key);
-            pool.by_key.insert(key, block);
+        let block = self.tables[pool.group][slot * pool.table_blocks + name.index];
+        if pool.names[block as usize].is_none() && !pool.by_key.contains_key(&name.key) {
+            pool.name(block, name);
+        }
+    }
+
+    /// What blocks that nobody holds are found by, that which was used longest ago first.
+    pub(crate) fn idle(&self) -> impl Iterator<Item = PrefixBlock> {
+        let pool = self.pool.as_ref();
+        pool.into_iter().flat_map(|pool| pool.idle.iter().filter_map(|block| pool.names[block as usize]))
+    }
+
+    /// The group of the pool, and the block of it that is found by this key.
+    pub(crate) fn place(&self, key: &PrefixKey) -> Option<(usize, usize)> {
+        let pool = self.pool.as_ref()?;
+        Some((pool.group, *pool.by_key.get(key)? as usize))
+    }
+
+    /// A free block for what was kept elsewhere, found by its name from here on; nothing is given up for it.
+    pub(crate) fn adopt(&mut self, name: PrefixBlock) -> Option<(usize, usize)> {
+        let pool = self.pool.as_mut().filter(|pool| !pool.by_key.contains_key(&name.key))?;
+        let block = pool.free.pop()?;
+        pool.name(block, name);
+        pool.idle.push(block);
+        Some((pool.group, block as usize))
+    }
+
+    /// Blocks that hold nothing.
+    pub(crate) fn n_free(&self) -> usize {
+        self.pool.as_ref().map_or(0, |pool| pool.free.len())
+    }
+
+    /// What is found by this key was used just now.
+    pub(crate) fn used(&mut self, key: &PrefixKey) {
+        let Some(pool) = &mut self.pool else { return };
+        if let Some(&block) = pool.by_key.get(key).filter(|&&block| pool.holders[block as usize] == 0) {
+            pool.idle.push(block);
         }
     }
 
@@ -198,7 +230,7 @@ impl BlockTables {
         while let Some(block) = pool.idle.pop() {
             pool.free.push(block);
         }
-        pool.keys.fill(None);
+        pool.names.fill(None);
         pool.by_key.clear();
         pool.evicted.clear();
     }
@@ -211,11 +243,16 @@ impl Pool {
             return block;
         }
         let block = self.idle.pop().expect("counted before");
-        if let Some(key) = self.keys[block as usize].take() {
+        if let Some(PrefixBlock { key, .. }) = self.names[block as usize].take() {
             self.by_key.remove(&key);
             self.evicted.push(key);
         }
         block
+    }
+
+    fn name(&mut self, block: u32, name: PrefixBlock) {
+        self.names[block as usize] = Some(name);
+        self.by_key.insert(name.key, block);
     }
 
     fn set_held(&mut self, slot: usize, n_blocks: usize) {
@@ -242,6 +279,10 @@ mod tests {
 
     fn key(ids: &[u32]) -> PrefixKey {
         PrefixKey::root(0).then(ids)
+    }
+
+    fn block(index: usize, key: PrefixKey) -> PrefixBlock {
+        PrefixBlock { key, before: PrefixKey::root(0), index }
     }
 
     #[test]
@@ -271,7 +312,7 @@ mod tests {
         let keys = [key(&[1]), key(&[2]), key(&[3])];
         assert!(tables.grow(0, 192));
         for (i, key) in keys.iter().enumerate() {
-            tables.keep(0, i, *key);
+            tables.keep(0, block(i, *key));
         }
         tables.share(1, &keys[..1]);
         assert_eq!(tables.held(1), &tables.held(0)[..1]);
@@ -289,11 +330,30 @@ mod tests {
     }
 
     #[test]
+    fn what_was_kept_elsewhere_takes_free_blocks_and_no_others() {
+        let mut tables = BlockTables::new(&layout(2, 100, 128, 4));
+        assert!(tables.grow(0, 128));
+        tables.keep(0, block(0, key(&[1])));
+        tables.release(0);
+        assert!(tables.grow(0, 128)); // two are free, and the one that is found is another
+        let names = [2, 3].map(|id| block(0, key(&[id])));
+        assert_eq!(tables.adopt(block(0, key(&[1]))), None, "it is there");
+        let (group, place) = tables.adopt(names[0]).expect("one is free");
+        assert_eq!(tables.place(&names[0].key), Some((group, place)));
+        assert!(!tables.held(0).contains(&(place as u32)));
+        assert_eq!((tables.n_free(), tables.adopt(names[1])), (0, None));
+        let order = |tables: &BlockTables| tables.idle().map(|name| name.key).collect::<Vec<_>>();
+        assert_eq!(order(&tables), [key(&[1]), key(&[2])]);
+        tables.used(&key(&[1]));
+        assert_eq!(order(&tables), [key(&[2]), key(&[1])]);
+    }
+
+    #[test]
     fn two_blocks_of_the_same_text_have_one_key() {
         let mut tables = BlockTables::new(&layout(2, 100, 128, 4));
         assert!(tables.grow(0, 64) && tables.grow(1, 64));
-        tables.keep(0, 0, key(&[1]));
-        tables.keep(1, 0, key(&[1]));
+        tables.keep(0, block(0, key(&[1])));
+        tables.keep(1, block(0, key(&[1])));
         tables.release(1);
         assert_eq!(tables.counts(), [1, 0, 4]);
         tables.release(0);

@@ -29,6 +29,11 @@ impl Lru {
         }
     }
 
+    /// All of them, the one that was put in first first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> {
+        self.by_turn.values().copied()
+    }
+
     /// Takes out the number that was put in first.
     pub(crate) fn pop(&mut self) -> Option<u32> {
         let (_, number) = self.by_turn.pop_first()?;

@@ -17,6 +17,7 @@
 mod admission;
 mod blocks;
 mod drafts;
+mod elsewhere;
 mod figures;
 mod lru;
 mod prefix;
@@ -31,8 +32,10 @@ use std::collections::VecDeque;
 
 pub use blocks::BlockTables;
 pub use drafts::DraftOptions;
+pub(crate) use elsewhere::PrefixPart;
 pub use figures::Figures;
-pub use prefix::PrefixKey;
+pub(crate) use prefix::BlockRange;
+pub use prefix::{PrefixBlock, PrefixKey};
 pub use request::{
     Event, FinishReason, LogitChanges, LogitRowLogprobs, PromptLogprobs, Request, RequestId, TokenLogprob, TokenMask,
 };
@@ -286,7 +289,7 @@ impl Scheduler {
         }
         sequence.make_keys(self.block_tokens);
         for index in sequence.n_kept..complete {
-            self.tables.keep(slot, index, sequence.keys[index]);
+            self.tables.keep(slot, sequence.block(index));
         }
         sequence.n_kept = complete;
     }

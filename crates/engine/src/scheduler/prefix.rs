@@ -20,7 +20,26 @@ use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 
 /// The name of a prefix. Nobody finds two prefixes with the same one: it is a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PrefixKey([u8; 32]);
+pub struct PrefixKey(pub(crate) [u8; 32]);
+
+/// The last block of a prefix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct PrefixBlock {
+    /// Of the prefix that it ends.
+    pub(crate) key: PrefixKey,
+    /// Of the one that is before it.
+    pub(crate) before: PrefixKey,
+    /// Blocks before it.
+    pub(crate) index: usize,
+}
+
+/// Blocks of a group of layers side by side.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BlockRange {
+    pub(crate) group: usize,
+    pub(crate) first: usize,
+    pub(crate) n_blocks: usize,
+}
 
 impl PrefixKey {
     /// Of no tokens.
@@ -78,6 +97,46 @@ impl Snapshots {
     /// Whether a sequence may begin behind the block of this key, as far as rings go.
     pub(crate) fn has(&self, key: &PrefixKey) -> bool {
         self.rings.is_empty() || self.by_key.contains_key(key)
+    }
+
+    /// Where the snapshot for a prefix lies: of each ring as much as was seen there. `None` where there is none, or no
+    /// ring.
+    pub(crate) fn place(&self, name: &PrefixBlock) -> Option<Vec<BlockRange>> {
+        self.by_key.get(&name.key).map(|&snapshot| self.ranges(snapshot, name.index))
+    }
+
+    /// A free snapshot for what was kept elsewhere; none is given up for it.
+    pub(crate) fn adopt(&mut self, name: &PrefixBlock) -> Option<Vec<BlockRange>> {
+        if self.rings.is_empty() || self.by_key.contains_key(&name.key) {
+            return None;
+        }
+        let snapshot = self.free.pop()?;
+        self.keys[snapshot as usize] = Some(name.key);
+        self.by_key.insert(name.key, snapshot);
+        self.order.push(snapshot);
+        Some(self.ranges(snapshot, name.index))
+    }
+
+    /// Whether another could be adopted.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.rings.is_empty() && !self.free.is_empty()
+    }
+
+    /// What a snapshot for the prefix that ends with block `index` takes, free or not.
+    pub(crate) fn ranges(&self, snapshot: u32, index: usize) -> Vec<BlockRange> {
+        let range = |ring: &Ring| BlockRange {
+            group: ring.group,
+            first: ring.first_snapshot + snapshot as usize * ring.snapshot_blocks,
+            n_blocks: ring.seen((index + 1) * BLOCK_TOKENS).len(),
+        };
+        self.rings.iter().map(range).collect()
+    }
+
+    /// The snapshot for this key was used just now.
+    pub(crate) fn used(&mut self, key: &PrefixKey) {
+        if let Some(&snapshot) = self.by_key.get(key) {
+            self.order.push(snapshot);
+        }
     }
 
     /// The copies that make the rings of `slot` what they were at `position`, where the block of `key` ends.

@@ -2,7 +2,7 @@
 
 use super::Sampling;
 use super::drafts::Drafts;
-use super::prefix::PrefixKey;
+use super::prefix::{PrefixBlock, PrefixKey};
 use super::random::XorShift;
 use super::request::{FinishReason, Request, RequestId};
 use super::step::{LogitRow, Row, RowToken, Step};
@@ -208,6 +208,12 @@ impl Sequence {
             let before = self.keys.last().unwrap_or(&self.root);
             self.keys.push(before.then(ids));
         }
+    }
+
+    /// The name of a block whose key was made.
+    pub(crate) fn block(&self, index: usize) -> PrefixBlock {
+        let before = index.checked_sub(1).map_or(self.root, |before| self.keys[before]);
+        PrefixBlock { key: self.keys[index], before, index }
     }
 
     /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.

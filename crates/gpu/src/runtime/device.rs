@@ -21,6 +21,8 @@ pub(crate) struct Device {
     copies: OnceLock<Handle>,
     /// Whether a call failed, and that was said.
     told: AtomicBool,
+    /// Whether it was said that no more memory can be pinned.
+    told_unpinned: AtomicBool,
 }
 
 // SAFETY: a runtime's functions may be called from any thread, and the stream is a handle that only they look into.
@@ -30,8 +32,14 @@ unsafe impl Sync for Device {}
 
 impl Device {
     pub(crate) fn open(calls: Box<dyn Calls>, label: String) -> Result<Self, GpuError> {
-        let (stream, copies) = (ptr::null_mut(), OnceLock::new());
-        let mut device = Self { calls, label, stream, copies, told: AtomicBool::new(false) };
+        let mut device = Self {
+            calls,
+            label,
+            stream: ptr::null_mut(),
+            copies: OnceLock::new(),
+            told: AtomicBool::new(false),
+            told_unpinned: AtomicBool::new(false),
+        };
         device.stream = device.call("create a stream", |calls| calls.create_stream())?;
         Ok(device)
     }
@@ -69,6 +77,14 @@ impl Device {
     pub(crate) fn error(&self, what: &'static str, source: CallError) -> GpuError {
         self.told.store(true, Ordering::Relaxed);
         GpuError::Call { device: self.label.clone(), what, source }
+    }
+
+    /// Says once that memory of this process could not be pinned.
+    pub(crate) fn warn_of_unpinned(&self, len_bytes: usize, error: &CallError) {
+        if !self.told_unpinned.swap(true, Ordering::Relaxed) {
+            let label = &self.label;
+            tracing::warn!("{label}: no {len_bytes} bytes of main memory can be pinned, copies take longer: {error}");
+        }
     }
 
     /// Waits for everything on the stream. What a kernel did wrong is told here.

@@ -4,7 +4,9 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::{ptr, slice};
 
-use super::calls::status;
+use memmap2::{MmapMut, MmapRaw};
+
+use super::calls::{Calls, status};
 use super::device::Device;
 use crate::GpuError;
 use crate::memory::{BufferView, HostMemory};
@@ -46,11 +48,14 @@ impl Drop for Allocation {
     }
 }
 
-/// Pinned memory of this process: copies between it and the device need nobody's help.
+/// Pinned memory of this process: copies between it and the device need nobody's help. Where no more can be pinned, any
+/// does: the runtime copies out of it before the call returns, and into it by way of memory of its own.
 pub(super) struct Pinned {
     device: Arc<Device>,
     pointer: *mut c_void,
     len_bytes: usize,
+    /// What it is where it could not be pinned.
+    pages: Option<MmapRaw>,
 }
 
 // SAFETY: ordinary memory that belongs to this owner; freeing may happen on any thread.
@@ -61,16 +66,27 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// `len_bytes` zeroed bytes.
     pub(crate) fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
-        let pointer = device.enter()?.allocate_pinned(len_bytes).map_err(|error| {
-            if error.code != status::OUT_OF_MEMORY {
-                return device.error("allocate pinned memory", error);
+        match device.enter()?.allocate_pinned(len_bytes) {
+            Ok(pointer) => {
+                // SAFETY: the call gave that many bytes. Rust may only look at bytes that were written.
+                unsafe { ptr::write_bytes(pointer.cast::<u8>(), 0, len_bytes) };
+                Ok(Self { device: Arc::clone(device), pointer, len_bytes, pages: None })
             }
-            let device = format!("{} (pinned memory of the host)", device.label);
+            Err(error) if error.code == status::OUT_OF_MEMORY => {
+                device.warn_of_unpinned(len_bytes, &error);
+                Self::unpinned(device, len_bytes)
+            }
+            Err(error) => Err(device.error("allocate pinned memory", error)),
+        }
+    }
+
+    fn unpinned(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
+        let none = |_| {
+            let device = format!("{} (memory of the host)", device.label);
             GpuError::OutOfMemory { device, len_bytes, free_bytes: None }
-        })?;
-        // SAFETY: the call gave that many bytes. Rust may only look at bytes that were written.
-        unsafe { ptr::write_bytes(pointer.cast::<u8>(), 0, len_bytes) };
-        Ok(Self { device: Arc::clone(device), pointer, len_bytes })
+        };
+        let pages = MmapRaw::from(MmapMut::map_anon(len_bytes.max(1)).map_err(none)?);
+        Ok(Self { device: Arc::clone(device), pointer: pages.as_mut_ptr().cast(), len_bytes, pages: Some(pages) })
     }
 
     /// The bytes. The caller knows that no copy of the device touches the part that it uses.
@@ -97,8 +113,10 @@ impl HostMemory for Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
+        let is_pinned = self.pages.is_none();
         // SAFETY: allocated by `new`, freed nowhere else, and no copy uses it any more.
-        self.device.release_after_use("free pinned memory", |calls| unsafe { calls.free_pinned(self.pointer) });
+        let free = |calls: &dyn Calls| if is_pinned { unsafe { calls.free_pinned(self.pointer) } } else { Ok(()) };
+        self.device.release_after_use("free pinned memory", free);
     }
 }
 

@@ -288,6 +288,11 @@ impl Tensor {
         }
     }
 
+    /// About how many bytes of it lie in a file and not in memory.
+    pub fn not_in_memory(&self) -> usize {
+        self.bytes().map_or(0, |bytes| mapped_file::not_in_memory(bytes))
+    }
+
     /// The elements: where they lie, or made in memory of their own. `None` for random ones, which only devices make.
     ///
     /// # Errors

@@ -28,6 +28,10 @@ pub enum Ending {
 pub enum Failed {
     /// A step failed, or the device: why.
     Engine(String),
+    /// The device had no memory for a step; others may do: why.
+    NoMemory(String),
+    /// The model, which had been unloaded, could not be loaded again: why.
+    Load(String),
     ShuttingDown,
     /// It waited longer than this for a slot.
     QueueTimeout(Duration),

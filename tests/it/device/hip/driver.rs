@@ -320,7 +320,11 @@ fn a_failed_call_is_named_with_the_runtimes_words() {
             "kernel `linear_gemv` was compiled for gfx1100 (code object v6), and hip:0, a gfx1100, does not take it: `hipModuleLoadData` failed: hipErrorSharedObjectInitFailed (303), shared object initialization failed",
         ),
         ("hipModuleGetFunction", 500, "the object has no symbol `linear_gemv`"),
-        ("hipHostMalloc", 2, "could not allocate 33554432 bytes on hip:0 (pinned memory of the host)"),
+        (
+            "hipHostMalloc",
+            1,
+            "hip:0: could not allocate pinned memory: `hipHostMalloc` failed: hipErrorInvalidValue (1), invalid argument",
+        ),
         (
             "hipMemcpyAsync",
             719,

@@ -9,6 +9,7 @@ mod driver_files;
 mod extras;
 mod prefetch;
 mod run;
+mod serving;
 mod several;
 mod shared;
 

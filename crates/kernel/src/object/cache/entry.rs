@@ -12,10 +12,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
-use super::trust::{Distrust, trust_file, trust_folder};
 use crate::object::key::{Digest, KernelKey, SCHEMA, digest_of_fields};
 use hint::chain;
 use system::lock_file::LockFile;
+use system::trust::{Distrust, trust_file, trust_folder};
 
 /// No file of an entry comes near this; a foreign one must not fill the memory.
 const MAX_FILE_BYTES: u64 = 1 << 30;

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::entry::Damage;
-use super::trust::{Distrust, create_private, own_folder, trust_folder};
 use crate::object::key::{Digest, SCHEMA};
 use hint::Hint;
+use system::trust::{Distrust, create_private, own_folder, trust_folder};
 
 /// What tells backup programs to skip the folder, see <https://bford.info/cachedir/>.
 const CACHEDIR_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\

@@ -10,9 +10,9 @@ use rustix::fs::OFlags;
 
 use super::entry::{Damage, Meta, OpenedEntry};
 use super::folder::{CacheError, Folder, children, disk_bytes, modified};
-use super::trust::{trust_file, trust_folder};
 use crate::object::key::Digest;
 use hint::chain;
+use system::trust::{trust_file, trust_folder};
 
 /// The files that an entry may have.
 const FILES: [&str; 6] = ["object", "source", "log", "meta.toml", "used", "pin"];

@@ -7,9 +7,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::folder::Folder;
-use super::trust::own_folder;
 use crate::object::key::Digest;
 use system::lock_file::LockFile;
+use system::trust::own_folder;
 
 const POLL: Duration = Duration::from_millis(20);
 

@@ -38,7 +38,6 @@ mod inventory;
 mod limits;
 mod lock;
 mod publish;
-pub(super) mod trust;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -55,7 +54,7 @@ pub use inventory::{CacheFinding, Listed, Verified};
 pub use limits::{CacheLimits, parse_size};
 pub use lock::CompileLock;
 use system::home;
-pub use trust::Distrust;
+pub use system::trust::Distrust;
 
 /// Compiled kernels by key: in this process, and below it on the disk, where there is a usable one.
 #[derive(Debug)]

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use super::entry::{CacheEntry, Damage, Meta, Stored};
 use super::folder::{CacheError, Folder};
-use super::trust::{own_folder, trust_folder};
 use crate::object::key::KernelKey;
 use hint::chain;
 use system::lock_file::LockFile;
+use system::trust::{own_folder, trust_folder};
 
 /// How often to try to take a name that is taken. One round puts away what is in the way; the others are for
 /// neighbours that do the same at the same moment.

@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::job::{CompileJob, CompileOutput, How, Toolchain};
 use super::stamp::Stamp;
 use super::{CompileError, CompilerOptions, named, process};
-use crate::object::cache::trust;
 use crate::object::key::Digest;
 use system::new_file::NewFile;
+use system::trust;
 
 /// A record takes a few kilobytes.
 const MAX_RECORD_BYTES: u64 = 1 << 20;

@@ -1,6 +1,6 @@
-//! Objects are code: nothing is loaded that another user could have written.
+//! Files that only this user can have written: objects are code, and keys and values decide what a model says.
 
-use std::fs::{DirBuilder, Metadata, OpenOptions, symlink_metadata};
+use std::fs::{DirBuilder, File, Metadata, OpenOptions, symlink_metadata};
 use std::io::{self, Read};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
@@ -36,13 +36,8 @@ pub enum Distrust {
 ///
 /// # Errors
 /// The system's, a [`Distrust`], or that it is longer than `max_bytes`.
-pub(in crate::object) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    trust_folder(&symlink_metadata(folder)?).map_err(io::Error::other)?;
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
-    let metadata = file.metadata()?;
-    trust_file(&metadata).map_err(io::Error::other)?;
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let (file, metadata) = open(path)?;
     if metadata.len() > max_bytes {
         return Err(io::Error::other(format!("it has {} bytes; expected at most {max_bytes}", metadata.len())));
     }
@@ -51,29 +46,52 @@ pub(in crate::object) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>
     Ok(bytes)
 }
 
+/// Opens such a file, as [`read`] does.
+///
+/// # Errors
+/// The system's, or a [`Distrust`].
+pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    trust_folder(&symlink_metadata(folder)?).map_err(io::Error::other)?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let metadata = file.metadata()?;
+    trust_file(&metadata).map_err(io::Error::other)?;
+    Ok((file, metadata))
+}
+
 /// Makes a folder that only this user may look into, and those above it; one that is there must be one to trust, and
 /// no link to one.
 ///
 /// # Errors
 /// The system's, or a [`Distrust`].
-pub(in crate::object) fn own_folder(path: &Path) -> io::Result<()> {
+pub fn own_folder(path: &Path) -> io::Result<()> {
     create_private(path)?;
     trust_folder(&symlink_metadata(path)?).map_err(io::Error::other)
 }
 
 /// Makes a folder, and those above it, that only this user may look into. What is there is left as it is, and not
 /// looked at: [`own_folder`] does that.
-pub(super) fn create_private(path: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// The system's.
+pub fn create_private(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
 /// Checks what [`std::fs::symlink_metadata`] or an opened file says about a folder.
-pub(super) fn trust_folder(metadata: &Metadata) -> Result<(), Distrust> {
+///
+/// # Errors
+/// Why it is not to be trusted.
+pub fn trust_folder(metadata: &Metadata) -> Result<(), Distrust> {
     if metadata.is_dir() { trust_owner(metadata) } else { Err(Distrust::NotAFolder) }
 }
 
 /// Checks what an opened file says about itself.
-pub(super) fn trust_file(metadata: &Metadata) -> Result<(), Distrust> {
+///
+/// # Errors
+/// Why it is not to be trusted.
+pub fn trust_file(metadata: &Metadata) -> Result<(), Distrust> {
     if metadata.is_file() { trust_owner(metadata) } else { Err(Distrust::NotAFile) }
 }
 

@@ -1,16 +1,21 @@
 //! The thread that owns the engine: takes commands, steps, and hands tokens to mailboxes.
 //!
-//! It waits for nobody but the device. While there is nothing to do it blocks on the commands.
+//! It waits for nobody but the device. While there is nothing to do it blocks on the commands; if nobody asks for long
+//! enough, it writes prefixes to the disk and lets go of the model ([`resting`]), which the next request brings back.
+
+mod resting;
 
 use std::collections::HashMap;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
+pub use self::resting::{Loaded, Unloading};
+use self::resting::{Model, Presence, Rest};
 use super::backend::{Backend, Figures, Health, ModelFacts, Refused};
 use super::failing::{EngineFailure, Failing};
 use super::intake::{Intake, IntakeLimits};
@@ -21,7 +26,7 @@ use engine::scheduler::{Event, Figures as EngineFigures, FinishReason, Request, 
 use engine::{Engine, EngineError};
 use hint::{Hint, chain};
 
-/// A loaded model, on a thread of its own.
+/// A model on a thread of its own.
 pub struct EngineThread {
     commands: Sender<Command>,
     shared: Arc<Shared>,
@@ -32,6 +37,10 @@ enum Command {
     Submit(Box<Request>, Arc<Mailbox>),
     Cancel(Arc<Mailbox>),
     EndAll,
+    /// What came of loading the model again.
+    Loaded(Box<Result<Loaded, EngineFailure>>),
+    /// Nothing comes any more: whoever sent it waits until what is kept over a restart is on the disk.
+    Finish(Sender<()>),
 }
 
 struct Shared {
@@ -40,6 +49,8 @@ struct Shared {
     /// When the loop turned last, in milliseconds since `born`.
     turned_ms: AtomicU64,
     is_working: AtomicBool,
+    /// A [`Presence`].
+    presence: AtomicU8,
     /// The bits of an `f64`.
     kv_usage: AtomicU64,
     failing: Arc<Failing>,
@@ -51,36 +62,48 @@ pub(super) const STALLED: Duration = Duration::from_secs(120);
 impl EngineThread {
     /// Starts the thread.
     ///
+    /// - `unloading`: when the model is let go of, and how it comes back; `None` keeps it
+    ///
     /// # Errors
     /// Where the system has no thread to give.
-    pub fn start(engine: Engine, facts: ModelFacts, limits: IntakeLimits, metrics: Metrics) -> io::Result<Self> {
+    pub fn start(
+        loaded: Loaded,
+        unloading: Option<Unloading>,
+        facts: ModelFacts,
+        limits: IntakeLimits,
+        metrics: Metrics,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             intake: Intake::new(limits, metrics),
             born: Instant::now(),
             turned_ms: AtomicU64::new(0),
             is_working: AtomicBool::new(false),
+            presence: AtomicU8::new(Presence::Loaded as u8),
             kv_usage: AtomicU64::new(0),
             failing: Arc::default(),
         });
         let (commands, received) = channel();
-        let of_thread = shared.clone();
+        let (of_thread, told) = (shared.clone(), commands.clone());
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut open = OpenGeneration {
-                engine,
+                model: Model::There(Box::new(loaded)),
+                rest: Rest::new(unloading, told),
                 mailboxes: HashMap::new(),
                 shared: of_thread.clone(),
                 counted: EngineFigures::default(),
             };
             let ran = catch_unwind(AssertUnwindSafe(|| open.run(&received)));
-            let ran = ran.unwrap_or_else(|panic| Err(EngineFailure { why: words_of(&*panic), hint: None }));
+            let ran = ran.unwrap_or_else(|panic| Err(EngineFailure::new(words_of(&*panic), None)));
             if let Err(failure) = ran {
                 let why = failure.why.clone();
                 of_thread.fail(failure);
                 open.end(&Ending::Failed(Failed::Engine(why.clone())));
                 // Requests that came meanwhile.
                 for command in received.iter() {
-                    if let Command::Submit(_, mailbox) = command {
-                        mailbox.end(Ending::Failed(Failed::Engine(why.clone())));
+                    match command {
+                        Command::Submit(_, mailbox) => mailbox.end(Ending::Failed(Failed::Engine(why.clone()))),
+                        Command::Finish(done) => drop(done),
+                        Command::Cancel(_) | Command::EndAll | Command::Loaded(_) => {}
                     }
                 }
             }
@@ -125,10 +148,14 @@ impl Backend for EngineThread {
         }
         let turned = Duration::from_millis(self.shared.turned_ms.load(Ordering::Relaxed));
         let since = self.shared.born.elapsed().saturating_sub(turned);
-        match self.shared.intake.closed() {
-            Some(_) => Health::ShuttingDown,
-            None if self.shared.is_working.load(Ordering::Relaxed) && since > STALLED => Health::Stalled(since),
-            None => Health::Ok,
+        match (self.shared.intake.closed(), self.shared.presence()) {
+            (Some(_), _) => Health::ShuttingDown,
+            (None, Presence::Unloaded) => Health::Unloaded,
+            (None, Presence::Loading) => Health::Loading,
+            (None, Presence::Loaded) if self.shared.is_working.load(Ordering::Relaxed) && since > STALLED => {
+                Health::Stalled(since)
+            }
+            (None, Presence::Loaded) => Health::Ok,
         }
     }
 
@@ -140,12 +167,23 @@ impl Backend for EngineThread {
         self.drain();
         let _ = self.commands.send(Command::EndAll);
     }
+
+    fn finish(&self) {
+        let (done, is_done) = channel();
+        if self.commands.send(Command::Finish(done)).is_ok() {
+            let _ = is_done.recv(); // a thread that has failed drops it
+        }
+    }
 }
 
 impl Shared {
     fn fail(&self, failure: EngineFailure) {
         self.intake.close(Failed::Engine(failure.why.clone()));
         self.failing.fail(failure);
+    }
+
+    fn presence(&self) -> Presence {
+        Presence::of(self.presence.load(Ordering::Relaxed))
     }
 
     fn turn(&self, is_working: bool) {
@@ -157,53 +195,106 @@ impl Shared {
 
 /// The engine and whom its tokens are for.
 struct OpenGeneration {
-    engine: Engine,
+    model: Model,
+    rest: Rest,
     mailboxes: HashMap<RequestId, Arc<Mailbox>>,
     shared: Arc<Shared>,
     /// The figures whose counters were told.
     counted: EngineFigures,
 }
 
+fn failed(error: &EngineError) -> EngineFailure {
+    EngineFailure::new(chain(error), error.hint())
+}
+
 impl OpenGeneration {
     /// Until nobody is there to send commands.
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), EngineFailure> {
         loop {
-            if self.engine.is_idle() {
+            if !self.has_work() {
                 self.shared.turn(false);
-                let Ok(command) = commands.recv() else { return Ok(()) };
-                self.obey(command);
+                let Some(command) = self.next_while_idle(commands)? else { return Ok(()) };
+                self.obey(command)?;
             }
             while let Ok(command) = commands.try_recv() {
-                self.obey(command);
+                self.obey(command)?;
             }
-            self.shared.turn(true);
-            let began = Instant::now();
-            let failed = |error: EngineError| EngineFailure { why: chain(&error), hint: error.hint() };
-            let events = self.engine.step().map_err(failed)?;
-            self.hand_out(events, began);
+            self.step()?;
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn has_work(&self) -> bool {
+        self.model.engine().is_some_and(|engine| !engine.is_idle())
+    }
+
+    /// Runs a step, if there is something to do. One for which the device had no memory ends the requests that were in
+    /// it, and nothing else: another program may need that memory for a while.
+    fn step(&mut self) -> Result<(), EngineFailure> {
+        let Some(engine) = self.model.engine_mut().filter(|engine| !engine.is_idle()) else { return Ok(()) };
+        self.shared.turn(true);
+        let began = Instant::now();
+        match engine.step() {
+            Ok(events) => self.hand_out(events, began),
+            Err(error) if error.is_out_of_memory() => {
+                engine.recover().map_err(|error| failed(&error))?;
+                let why = chain(&error);
+                tracing::warn!("{} requests end, for which the device has no memory: {why}", self.mailboxes.len());
+                self.note_figures();
+                self.end(&Ending::Failed(Failed::NoMemory(why)));
+            }
+            Err(error) => return Err(failed(&error)),
+        }
+        Ok(())
+    }
+
+    fn obey(&mut self, command: Command) -> Result<(), EngineFailure> {
         match command {
-            Command::Submit(request, mailbox) => match self.engine.submit(*request) {
+            Command::Submit(request, mailbox) => self.submit(request, mailbox),
+            Command::Cancel(cancelled) => self.cancel(&cancelled),
+            Command::EndAll => {
+                if let Some(engine) = self.model.engine_mut() {
+                    engine.abort();
+                    self.note_figures();
+                }
+                self.end(&Ending::Failed(Failed::ShuttingDown));
+            }
+            Command::Loaded(loaded) => self.loaded(*loaded),
+            Command::Finish(done) => {
+                self.save_all()?;
+                drop(done);
+            }
+        }
+        Ok(())
+    }
+
+    fn submit(&mut self, request: Box<Request>, mailbox: Arc<Mailbox>) {
+        self.rest.disturbed();
+        match &mut self.model {
+            Model::There(loaded) => match loaded.submit(*request) {
                 Ok(id) => {
                     self.mailboxes.insert(id, mailbox);
                 }
                 Err(error) => mailbox.end(Ending::Failed(Failed::Engine(chain(&error)))),
             },
-            Command::Cancel(cancelled) => {
+            Model::Coming(waiting) => waiting.push((request, mailbox)),
+            Model::Away => self.load_for(request, mailbox),
+        }
+    }
+
+    fn cancel(&mut self, cancelled: &Arc<Mailbox>) {
+        match &mut self.model {
+            Model::There(loaded) => {
                 // The next step tells that it is over, if it is not over already.
-                let is_this = |(_, mailbox): &(&RequestId, &Arc<Mailbox>)| Arc::ptr_eq(mailbox, &cancelled);
+                let is_this = |(_, mailbox): &(&RequestId, &Arc<Mailbox>)| Arc::ptr_eq(mailbox, cancelled);
                 if let Some((&id, _)) = self.mailboxes.iter().find(is_this) {
-                    self.engine.cancel(id);
+                    loaded.engine.cancel(id);
                 }
             }
-            Command::EndAll => {
-                self.engine.abort();
-                self.note_figures();
-                self.end(&Ending::Failed(Failed::ShuttingDown));
+            Model::Coming(waiting) => {
+                waiting.retain(|(_, mailbox)| !Arc::ptr_eq(mailbox, cancelled));
+                cancelled.cancelled();
             }
+            Model::Away => cancelled.cancelled(),
         }
     }
 
@@ -240,7 +331,7 @@ impl OpenGeneration {
     /// Takes note of what the engine has: before anyone is told that his request is over, so that whoever sees none
     /// sees no block held by one.
     fn note_figures(&mut self) {
-        let figures = self.engine.figures();
+        let Some(figures) = self.model.engine().map(Engine::figures) else { return };
         self.shared.intake.metrics.engine_did(&mut self.counted, figures);
         let kv_usage = figures.blocks_held as f64 / figures.blocks.max(1) as f64;
         self.shared.kv_usage.store(kv_usage.to_bits(), Ordering::Relaxed);
@@ -254,5 +345,8 @@ impl OpenGeneration {
 
     fn end(&mut self, ending: &Ending) {
         self.mailboxes.drain().for_each(|(_, mailbox)| mailbox.end(ending.clone()));
+        if let Model::Coming(waiting) = &mut self.model {
+            waiting.drain(..).for_each(|(_, mailbox)| mailbox.end(ending.clone()));
+        }
     }
 }
