@@ -105,16 +105,29 @@ def pydantic_ai():
 
 
 def instructor():
+    from typing import Iterable
+
+    import anthropic
     import instructor as library
     from openai import OpenAI
 
-    client = OpenAI(base_url=BASE, api_key=KEY, max_retries=0)
-    told = {"TOOLS": "Call with a person", "TOOLS_STRICT": "Call with a person", "RESPONSES_TOOLS": "Call with a person"}
-    for name in ["TOOLS", "TOOLS_STRICT", "RESPONSES_TOOLS", "JSON", "JSON_SCHEMA", "MD_JSON"]:
-        patched = library.from_openai(client, mode=getattr(library.Mode, name))
-        messages = [{"role": "user", "content": told.get(name, "Name a person")}]
-        got = patched.chat.completions.create(model=MODEL, response_model=person(), messages=messages, max_retries=0)
-        assert (got.name, got.age) == ("Ada", 36), (name, got)
+    chats = library.from_openai, OpenAI(base_url=BASE, api_key=KEY, max_retries=0), {}
+    messages = library.from_anthropic, anthropic.Anthropic(base_url=URL, api_key=KEY, max_retries=0), {"max_tokens": 2000}
+    modes = {
+        "FUNCTIONS TOOLS TOOLS_STRICT PARALLEL_TOOLS RESPONSES_TOOLS RESPONSES_TOOLS_WITH_INBUILT_TOOLS": chats,
+        "JSON JSON_O1 JSON_SCHEMA MD_JSON": chats,
+        "ANTHROPIC_TOOLS ANTHROPIC_PARALLEL_TOOLS ANTHROPIC_REASONING_TOOLS ANTHROPIC_JSON": messages,
+    }
+    for names, (patch, client, more) in modes.items():
+        for name in names.split():
+            patched = patch(client, mode=getattr(library.Mode, name))
+            asked = [{"role": "user", "content": "Name a person" if "JSON" in name else "Call with a person"}]
+            wanted = Iterable[person()] if "PARALLEL" in name else person()
+            got = patched.chat.completions.create(
+                model=MODEL, response_model=wanted, messages=asked, max_retries=0, **more
+            )
+            for one in got if "PARALLEL" in name else [got]:
+                assert (one.name, one.age) == ("Ada", 36), (name, one)
 
 
 def smolagents():

@@ -140,7 +140,7 @@ evaluation_harness() {
 agents() {
     failed=0
     for library in anthropic_sdk=anthropic==2.14.0 llm=llm==0.36 openai_agents=openai-agents==0.24.0 \
-        'pydantic_ai=pydantic-ai-slim[openai]==2.68.0' instructor=instructor==1.17.0 'smolagents=smolagents[openai]==1.26.0' \
+        'pydantic_ai=pydantic-ai-slim[openai]==2.68.0' 'instructor=instructor[anthropic]==1.17.0' 'smolagents=smolagents[openai]==1.26.0' \
         llama_index=llama-index-llms-openai-like==0.8.1 haystack=haystack-ai==3.4.1 dspy=dspy==3.4.1; do
         one=${library%%=*}
         python_packages "agents-$one" "${library#*=}" || continue
