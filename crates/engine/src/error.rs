@@ -61,9 +61,11 @@ impl Hint for EngineError {
             Self::Plan(error) => error.hint(),
             Self::Part(error) => error.hint(),
             Self::Extras(error) => error.hint(),
-            Self::Step(_) => {
-                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
-            }
+            Self::Step(_) => Some(
+                "a kernel failed before, or the GPU was lost (`sudo dmesg | grep amdgpu` knows of AMD's); \
+                     `run --profile` waits for each kernel, so that the error names it"
+                    .into(),
+            ),
             Self::NotANumber { .. } => Some(
                 "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
                  `logits --trace` of every node"

@@ -10,6 +10,7 @@ mod extras;
 mod run;
 mod several;
 mod shared;
+mod unused;
 
 use std::fs;
 use std::path::{Path, PathBuf};
