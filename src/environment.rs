@@ -1,7 +1,7 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 24] = [
+const VARIABLES: [(&str, &str); 26] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
@@ -27,6 +27,11 @@ const VARIABLES: [(&str, &str); 24] = [
     ),
     ("ROCM_PATH", "where ROCm is, for both of its libraries"),
     ("CUDA_PATH", "where CUDA is, for NVRTC"),
+    (
+        "VIRTUAL_ENV",
+        "the active environment of Python, in whose wheels of ROCm and CUDA their libraries are looked for",
+    ),
+    ("CONDA_PREFIX", "the same of Conda"),
     ("CC", "the C compiler, for the cpu"),
     ("CXX", "the C++ compiler, for sim devices"),
     ("HF_HUB_CACHE", "Hugging Face's cache, where models are found by their id"),

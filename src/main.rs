@@ -42,14 +42,18 @@ mod tokenize;
 mod tune;
 mod usage;
 
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{self, ExitCode};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use output::{ColorChoice, Output};
 
+use engine::device::hip;
+use engine::kernel_driver::{IGNORED, KernelDriver, OVERRIDE};
 use model::family::known;
+use system::bounded_process::this_program;
 
 /// gpt-oss and Llamas on AMD and NVIDIA GPUs and on processors, with kernels that are data.
 #[derive(Parser)]
@@ -119,20 +123,27 @@ fn main() -> ExitCode {
     if let Some(done) = chat::worker() {
         log::begin(log::Events::Warnings);
         let output = Output::new(false, false, false, ColorChoice::Auto);
-        return report::exit_code(done.map_err(Into::into), &output);
+        return ExitCode::from(report::exit_code(done.map_err(Into::into), &output));
     }
     let first = std::env::args_os().nth(1);
+    if first.as_ref().is_some_and(|word| word == hip::PROBE) {
+        return if hip::probe().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
+    start_again_without_overrides();
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));
     let words = std::env::args_os().enumerate().filter(|(i, _)| *i != 1 || worker.is_none()).map(|(_, word)| word);
     let words = match serve::config::expanded(words.collect()) {
         Ok(words) => words,
-        Err(error) => return report::exit_code(Err(error), &Output::new(false, false, false, ColorChoice::Auto)),
+        Err(error) => {
+            return ExitCode::from(report::exit_code(Err(error), &Output::new(false, false, false, ColorChoice::Auto)));
+        }
     };
     // Before the words are understood: models of such a file are values of `--shape`.
     let model_defs: Vec<PathBuf> =
         serve::config::values_of("--model-def", &words).into_iter().map(PathBuf::from).collect();
     if let Err(error) = known::read(&model_defs, known::folder().as_deref()) {
-        return report::exit_code(Err(error.into()), &Output::new(false, false, false, ColorChoice::Auto));
+        let output = Output::new(false, false, false, ColorChoice::Auto);
+        return ExitCode::from(report::exit_code(Err(error.into()), &output));
     }
     let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
@@ -159,7 +170,27 @@ fn main() -> ExitCode {
     };
     let code = report::exit_code(result, &output);
     stderr::finish();
-    code
+    gpu::hip::end_process(code);
+    ExitCode::from(code)
+}
+
+/// What makes AMD's runtime take a chip for another one is read by its libraries, before anybody could tell them
+/// otherwise: where it is not what the driver says, this process becomes one without it.
+fn start_again_without_overrides() {
+    let variables =
+        std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let overrides: Vec<(String, String)> = variables.filter(|(name, _)| name.starts_with(OVERRIDE)).collect();
+    let ignored = if overrides.is_empty() { Vec::new() } else { KernelDriver::here().false_overrides(&overrides) };
+    if ignored.is_empty() {
+        return;
+    }
+    let mut again = process::Command::new(this_program());
+    again.arg0(std::env::args_os().next().unwrap_or_default()).args(std::env::args_os().skip(1));
+    for one in &ignored {
+        again.env_remove(one.split('=').next().unwrap_or_default());
+    }
+    // Where that cannot be done, what follows says what the runtime says.
+    drop(again.env(IGNORED, ignored.join(" ")).exec());
 }
 
 fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {

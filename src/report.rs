@@ -1,7 +1,6 @@
 //! Errors, at the edge: the chain of causes, then one hint, then the exit code.
 
 use std::io;
-use std::process::ExitCode;
 
 use gpu::GpuError;
 
@@ -53,21 +52,21 @@ use workbench::isa::IsaError;
 use workbench::isa::llvm::LlvmError;
 use workbench::predict::PredictError;
 
-/// Prints what went wrong and says how the process ends. A reader that closed the pipe is no error.
-pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
+/// Prints what went wrong and says with which exit code the process ends. A reader that closed the pipe is no error.
+pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> u8 {
+    let Err(error) = result else { return 0 };
     if error
         .chain()
         .any(|cause| cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe))
     {
-        return ExitCode::SUCCESS;
+        return 0;
     }
     let message: Vec<String> = error.chain().map(ToString::to_string).collect();
     output.error(&message.join("\n  caused by: "));
     if let Some(hint) = error.chain().find_map(hint) {
         output.hint(&hint);
     }
-    if error.chain().any(|cause| cause.is::<UsageError>()) { ExitCode::from(2) } else { ExitCode::FAILURE }
+    if error.chain().any(|cause| cause.is::<UsageError>()) { 2 } else { 1 }
 }
 
 /// The hint of an error of ours. Every error type that has hints is listed here.

@@ -7,7 +7,8 @@ use engine::blueprint;
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason, Wanted};
 use engine::graph::placement::Streaming;
-use engine::{Engine, EngineOptions, Sizes};
+use engine::plan::error::PlanError;
+use engine::{Engine, EngineError, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
@@ -131,12 +132,37 @@ impl DeviceArgs {
         &self,
         checkpoint: &Checkpoint,
         cache: &KvArgs,
-        sizes: impl FnOnce(&Room<'_>) -> Sizes,
+        mut sizes: impl FnMut(&Room<'_>) -> Sizes,
         output: &Output,
     ) -> anyhow::Result<(Engine, Device)> {
-        let (precision, checkpoint) = self.precision(checkpoint);
-        let (pipeline, device) = self.pipeline(&checkpoint, output)?;
-        let peers = self.peers(&device, pipeline.target())?;
+        let (mut on, mut tried) = (self.clone(), Vec::new());
+        loop {
+            let (precision, rounded) = on.precision(checkpoint);
+            let (pipeline, device) = on.pipeline(&rounded, output)?;
+            let error = match on.load_on((pipeline, &device), (precision, &rounded), cache, &mut sizes, output) {
+                Err(error) if self.device == Device::Auto && does_not_fit(&error) => error,
+                loaded => return Ok((loaded?, device)),
+            };
+            // The weights fit there, and what comes on top of them does not.
+            let devices = auto::choose(&self.source.tables()?, self.wanted(&rounded)).candidates();
+            let is_new = |one: &Device| *one != device && !tried.contains(one);
+            let Some(next) = devices.into_iter().find(is_new) else { return Err(error) };
+            output.warning(&format!("{next} is used, and {device} is not: {error}"));
+            tried.push(device);
+            on.device = next;
+        }
+    }
+
+    /// Loads a model on a device.
+    fn load_on(
+        &self,
+        (pipeline, device): (Pipeline, &Device),
+        (precision, checkpoint): (Precision, &Checkpoint),
+        cache: &KvArgs,
+        sizes: &mut dyn FnMut(&Room<'_>) -> Sizes,
+        output: &Output,
+    ) -> anyhow::Result<Engine> {
+        let peers = self.peers(device, pipeline.target())?;
         let part = checkpoint.part(self.part())?;
         let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
         let shares = Shares::new(&part, &pipeline, host.as_ref())?;
@@ -162,9 +188,9 @@ impl DeviceArgs {
             cache.check(&layout)?; // what does not fit is an error below
         }
         let start = Instant::now();
-        let watchdog = step_timeout::watchdog(&device, output)?;
+        let watchdog = step_timeout::watchdog(device, output)?;
         let options = EngineOptions { pipeline, peers, host, model, watchdog };
-        let engine = Engine::load(&checkpoint, options, &CompileProgress::new(output))?;
+        let engine = Engine::load(checkpoint, options, &CompileProgress::new(output))?;
         if let Some(plan) = engine.executor().stream_plan() {
             output.detail(&plan.to_string());
         }
@@ -179,8 +205,13 @@ impl DeviceArgs {
             layout.n_slots,
             layout.capacity_tokens,
         ));
-        Ok((engine, device))
+        Ok(engine)
     }
+}
+
+/// Whether a device has no room for what a model takes besides its weights.
+fn does_not_fit(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(EngineError::Kv(_) | EngineError::Plan(PlanError::Memory(_))))
 }
 
 /// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that

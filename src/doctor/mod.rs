@@ -1,13 +1,17 @@
 //! `gptoss-jit doctor`: what is there, what is missing and what to do about it, and whether `run` would work.
 //!
-//! With `--json`, one object: `schema` (1), `ready` (whether `run` would work), and `checks`, a list of `name`, `state`
-//! (`ok`, `missing`, `failed`), `needed` (whether `run` needs it), `details` (lines) and `hint` (null where there is
-//! none). Compilers are tried in workers and the checked kernel is run by another process, as always: nothing is opened
-//! in this one but the runtimes of GPUs.
+//! With `--json`, one object: `schema` (1), `ready` (whether `run` works), `device` (on which it does, or would),
+//! `verdicts`, a list of `device`, `works`, `said` (on what it ran, or why it did not), `why` (it is this one) and
+//! `hint`, the one that `run` takes first, and `checks`, a list of `name`, `state` (`ok`, `missing` or `failed`),
+//! `needed` (whether that device needs it), `details` (lines) and `hint` (null where there is none). Compilers are
+//! tried in workers, the checked kernel and the tiny model are run by other processes, as always: nothing is opened in
+//! this one but the runtimes of GPUs.
 
+mod child;
 mod report;
 mod runtimes;
 mod self_check;
+mod verdict;
 
 use std::path::PathBuf;
 use std::thread;
@@ -17,6 +21,7 @@ use serde::Serialize;
 
 pub(super) use self_check::work;
 
+use self::verdict::Verdict;
 use super::output::Output;
 use super::report as errors;
 use data::Origin;
@@ -24,22 +29,22 @@ use engine::device::Device;
 use engine::kernel_driver::KernelDriver;
 use hint::Hint;
 use kernel::object::cache::{Cache, CacheLimits, Folder};
-use kernel::object::compile::{CompileError, CompilerOptions, Compilers, How, compiler_for, temporary_room};
+use kernel::object::compile::{CompileError, CompilerOptions, Compilers, compiler_for, temporary_room};
 use kernel::object::store::Store;
 use kernel::target::Target;
 use kernel::template::library::Library;
 use kernel::tuning::TuningTables;
 use system::units::human_bytes;
 
-/// Say what is there and what is missing, and whether `run` would work; exit 1 if it would not
+/// Say what is there and what is missing, and whether `run` works, which is tried; exit 1 if it does not
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// Write a file that a person can read and send: what is here, checks, texts and figures of a device
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "gptoss-jit-report.md")]
     report: Option<PathBuf>,
 
-    /// The device that is reported on [default: the GPU with the most compute, else the cpu]
-    #[arg(long, value_name = "DEVICE", requires = "report", default_value = "auto", hide_default_value = true)]
+    /// The device that is asked about or reported on [default: what `run` takes]
+    #[arg(long, value_name = "DEVICE", default_value = "auto", hide_default_value = true)]
     device: Device,
 
     /// How long the report may take
@@ -52,7 +57,7 @@ pub(crate) struct Args {
 struct Check {
     name: &'static str,
     state: State,
-    /// Whether `run` needs it.
+    /// Whether the device that `run` takes needs it.
     needed: bool,
     details: Vec<String>,
     hint: Option<String>,
@@ -66,16 +71,18 @@ enum State {
     Failed,
 }
 
-/// `run` would not work.
+/// `run` does not work.
 #[derive(Debug, thiserror::Error)]
-#[error("`run` would not work here: {}", names.join(", "))]
+#[error("`run` does not work here, on {device}: {why}")]
 pub(super) struct NotReady {
-    names: Vec<&'static str>,
+    device: String,
+    why: String,
+    hint: Option<String>,
 }
 
 impl Hint for NotReady {
     fn hint(&self) -> Option<String> {
-        Some("the lines above say what each needs".into())
+        Some(self.hint.clone().unwrap_or_else(|| "the lines above say what is missing".into()))
     }
 }
 
@@ -98,25 +105,34 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         Check::from_result("tuning", true, tuning()),
         Check::from_result("self-check", true, self_check::run()),
     ];
-    let driver = KernelDriver::read(&runtimes::system_root());
+    let driver = KernelDriver::here();
     let of_gpus = Runtime::ALL.into_iter().flat_map(|runtime| runtimes::checks(runtime, &driver, &compiler));
-    let checks: Vec<Check> = own.into_iter().chain([runtimes::amd_driver(&driver)]).chain(of_gpus).collect();
-    let names: Vec<_> = checks.iter().filter(|c| c.needed && c.state != State::Ok).map(|c| c.name).collect();
+    let mut checks: Vec<Check> = own.into_iter().chain([runtimes::amd_driver(&driver)]).chain(of_gpus).collect();
+    let verdicts = verdict::all(&args.device, &checks)?;
+    let taken = &verdicts[0];
+    for check in &mut checks {
+        check.needed = verdict::devices_of(check.name).map_or(check.needed, |its| taken.device.starts_with(its));
+    }
     if output.is_json() {
         #[derive(Serialize)]
         struct Report<'a> {
             schema: u32,
             ready: bool,
+            device: &'a str,
+            verdicts: &'a [Verdict],
             checks: &'a [Check],
         }
-        output.json(&Report { schema: 1, ready: names.is_empty(), checks: &checks })?;
+        let (ready, device, verdicts) = (taken.works, taken.device.as_str(), &verdicts);
+        output.json(&Report { schema: 1, ready, device, verdicts, checks: &checks })?;
     } else {
-        output.text(&checks.iter().map(Check::text).collect::<String>())?;
+        let run = Verdict::check(&verdicts);
+        output.text(&checks.iter().chain([&run]).map(|check| check.text(taken.works)).collect::<String>())?;
     }
-    if !names.is_empty() {
-        return Err(NotReady { names }.into());
+    if !taken.works {
+        let Verdict { device, said, hint, .. } = taken;
+        return Err(NotReady { device: device.clone(), why: said.clone(), hint: hint.clone() }.into());
     }
-    output.note("`run` works here, on the cpu device");
+    output.note(&format!("`run` works here, on {}", taken.said));
     Ok(())
 }
 
@@ -136,14 +152,15 @@ impl Check {
     }
 
     /// `ok       C compiler   gcc version …`; further lines below the first, the hint last.
-    fn text(&self) -> String {
+    fn text(&self, run_works: bool) -> String {
         let state = match self.state {
             State::Ok => "ok",
             State::Missing => "missing",
             State::Failed => "failed",
         };
         let hint = self.hint.iter().map(|hint| format!("hint: {hint}"));
-        let unneeded = (self.state != State::Ok && !self.needed).then(|| "`run` does not need it".to_owned());
+        let unneeded =
+            (self.state != State::Ok && (run_works || !self.needed)).then(|| "`run` does not need it".to_owned());
         let lines = self.details.iter().cloned().chain(unneeded).chain(hint).enumerate();
         lines
             .map(|(i, line)| (i, line.trim_end().to_owned()))
@@ -157,14 +174,7 @@ impl Check {
 
 /// Whether the error says that something is not there, as opposed to not working.
 fn is_absence(cause: &(dyn std::error::Error + 'static)) -> bool {
-    matches!(
-        cause.downcast_ref(),
-        Some(
-            CompileError::NoHostCompiler { .. }
-                | CompileError::NotThere { .. }
-                | CompileError::Canary { how: How::Unavailable, .. }
-        )
-    )
+    cause.downcast_ref().is_some_and(CompileError::is_absence)
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -237,6 +247,7 @@ fn tuning() -> anyhow::Result<Vec<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kernel::object::compile::How;
 
     #[test]
     fn what_is_not_there_is_missing_and_what_does_not_work_has_failed() {
@@ -254,7 +265,7 @@ mod tests {
         };
         let check = Check::from_result("hipRTC", false, Err(broken.into()));
         assert_eq!(check.state, State::Failed);
-        let text = check.text();
+        let text = check.text(false);
         assert!(text.starts_with("failed   hipRTC       could not compile"), "{text}");
         assert!(text.contains("\n                      second\n"), "{text}");
         assert!(text.contains("`run` does not need it"), "{text}");

@@ -1,38 +1,29 @@
 //! The runtimes of GPUs, the GPUs that they find, and the compilers for those.
 
-use std::path::{Path, PathBuf};
-use std::{env, fs};
-
 use gpu::{GpuError, GpuRuntime, Runtime};
-use regex::bytes::Regex;
 
 use super::super::gpu_links::{self, Link};
 use super::{Check, State};
 use engine::device::open_runtime;
-use engine::kernel_driver::{DriverFinding, Gpu, KernelDriver, RuntimeSeen};
+use engine::kernel_driver::{DriverFinding, Gpu, KernelDriver};
 use hint::{Hint, chain};
 use kernel::object::compile::{Compilers, compiler_for};
 use kernel::target::Target;
 use system::units;
 
-/// Another folder than `/` to look for AMD's driver in: for tests.
-const SYSTEM_ROOT: &str = "GPTOSS_JIT_TEST_SYSTEM_ROOT";
-
-/// Where AMD's driver is looked for.
-pub(super) fn system_root() -> PathBuf {
-    env::var_os(SYSTEM_ROOT).filter(|root| !root.is_empty()).map_or_else(|| "/".into(), PathBuf::from)
-}
-
 /// AMD's driver, its GPUs, and whether this process may use them.
 pub(super) fn amd_driver(driver: &KernelDriver) -> Check {
     let name = "AMD driver";
     if !driver.is_there() {
-        let details = vec!["there is no AMD GPU: no `/dev/kfd`, no amdgpu, and none on the PCI bus".into()];
-        return Check { name, state: State::Missing, needed: false, details, hint: None };
+        let none = "there is no AMD GPU: no `/dev/kfd`, no amdgpu, and none on the PCI bus".to_owned();
+        let windows = driver.windows();
+        let details = std::iter::once(none).chain(windows.iter().map(|found| found.what.clone())).collect();
+        return Check { name, state: State::Missing, needed: false, details, hint: windows.map(|found| found.hint) };
     }
     let findings = driver.findings();
     let gpus = driver.gpus.iter().map(Gpu::describe);
     let details = std::iter::once(driver.describe()).chain(gpus).chain(findings.iter().map(|f| f.what.clone()));
+    let details = details.chain(driver.ignored());
     let state = if findings.is_empty() { State::Ok } else { State::Failed };
     Check { name, state, needed: false, details: details.collect(), hint: hints(&findings) }
 }
@@ -110,41 +101,15 @@ fn opened_runtime(runtime: Runtime, opened: &dyn GpuRuntime, driver: &KernelDriv
         state = State::Missing;
     }
     if runtime == Runtime::Hip {
-        let findings = findings(opened, driver);
+        let findings = driver.findings_with(opened);
         details.extend(findings.iter().map(|finding| finding.what.clone()));
         let unseen = (state == State::Missing).then(|| hints(&driver.findings())).flatten();
+        let windows = driver.windows().filter(|_| state == State::Missing).map(|found| found.hint);
         let none = "there is no `/dev/kfd`: amdgpu is not loaded, or there is no AMD GPU";
         let absent = (state == State::Missing && !driver.is_there()).then(|| none.to_owned());
-        hint = hint.or(unseen).or_else(|| hints(&findings)).or(absent);
+        hint = hint.or(unseen).or_else(|| hints(&findings)).or(windows).or(absent);
     }
     (Check { name: runtime.names().title, state, needed: false, details, hint }, arch)
-}
-
-/// What keeps this HIP runtime from GPUs that the driver has.
-fn findings(opened: &dyn GpuRuntime, driver: &KernelDriver) -> Vec<DriverFinding> {
-    let library = library_file(&opened.path());
-    let knows = |arch: &str| lists(&fs::read(library.as_ref()?).ok()?, arch);
-    let seen = RuntimeSeen { release: opened.release(), n_devices: opened.n_devices(), knows: &knows };
-    driver.findings_of(&seen, &|name| env::var(name).ok())
-}
-
-/// Where a library is that the loader may have found by its bare name.
-fn library_file(path: &Path) -> Option<PathBuf> {
-    if path.is_file() {
-        return Some(path.to_owned());
-    }
-    let maps = fs::read_to_string("/proc/self/maps").ok()?;
-    let mapped = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
-    let name = path.file_name()?.to_str()?;
-    let is_it = |file: &&Path| file.file_name().and_then(|other| other.to_str()).is_some_and(|o| o.starts_with(name));
-    mapped.into_iter().find(is_it).map(Path::to_owned)
-}
-
-/// Whether the library has an arch among the names of chips that it knows, which are strings of their own in it. None
-/// if even one that all know is not there: then it keeps them in another way.
-fn lists(library: &[u8], arch: &str) -> Option<bool> {
-    let has = |name: &str| Some(Regex::new(&format!(r"\x00{}\x00", regex::escape(name))).ok()?.is_match(library));
-    if has("gfx90a")? { has(arch) } else { None }
 }
 
 /// The libraries that a compiler consists of, each with its build id: version numbers do not tell hipRTCs apart.
@@ -154,19 +119,4 @@ fn probe(compilers: &Compilers, name: &str, arch: &str) -> anyhow::Result<Vec<St
     details.extend(files.iter().map(|file| file.display().to_string()));
     details.extend(identity.facts);
     Ok(details)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chips_are_looked_up_in_a_list_that_is_one() {
-        let library = b"\x7fELF gfx950 \0gfx90a\0gfx906:sramecc+\0gfx1100\0 gfx1201";
-        assert_eq!(lists(library, "gfx1100"), Some(true));
-        for not_of_its_own in ["gfx950", "gfx1201", "gfx906", "gfx110"] {
-            assert_eq!(lists(library, not_of_its_own), Some(false), "{not_of_its_own}");
-        }
-        assert_eq!(lists(b"gfx1100\0", "gfx1100"), None);
-    }
 }

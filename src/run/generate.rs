@@ -13,6 +13,7 @@ use crate::usage::UsageError;
 use engine::scheduler::{Event, Figures, FinishReason, LogitRowLogprobs, Request};
 use engine::{Engine, Sizes};
 use model::tokenizer::Tokenizer;
+use system::units::counted;
 
 /// Prints the prompt and what follows it, as it comes.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
@@ -114,10 +115,12 @@ impl Generation<'_> {
         let (from_cache, compiled) = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());
         let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
+        let device = engine.executor().pipeline().driver().describe();
         if self.output.is_json() {
             let mut report = json!({
                 "schema": 1,
                 "mode": "generate",
+                "device": device,
                 "text": generated.text,
                 "prompt_tokens": generated.n_prompt,
                 "ids": generated.ids,
@@ -137,8 +140,8 @@ impl Generation<'_> {
             let first = first_token_s.map_or_else(String::new, |s| format!(", first after {s:.2} s"));
             let rate = tok_per_s.map_or_else(String::new, |rate| format!("; {rate:.1} tok/s"));
             self.output.note(&format!(
-                "{} prompt tokens, {} new{first}{rate}; kernels: {from_cache} from cache, {compiled} compiled",
-                generated.n_prompt,
+                "{}, {} new{first}{rate}, on {device}; kernels: {from_cache} from cache, {compiled} compiled",
+                counted(generated.n_prompt, "prompt token"),
                 generated.ids.len(),
             ));
             if drafted_tokens > 0 {

@@ -274,7 +274,7 @@ impl Args {
     fn load_sized(
         &self,
         checkpoint: &Checkpoint,
-        sizes: impl FnOnce(&Room<'_>) -> Sizes,
+        sizes: impl Fn(&Room<'_>) -> Sizes,
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (mut engine, _) = self.device.load_sized(checkpoint, &self.cache, sizes, output)?;

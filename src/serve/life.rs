@@ -18,6 +18,7 @@ use serve::Server;
 use serve::backend::Figures;
 use serve::failing::Failing;
 use serve::listener::{Listener, raise_limit_of_files};
+use system::units::counted;
 
 /// A server that listens; it answers 503 as long as there is no model.
 pub(super) struct Life {
@@ -125,7 +126,12 @@ impl Life {
         let Figures { running, waiting, .. } = server.backend.figures();
         if running + waiting > 0 {
             let seconds = drain.as_secs_f64();
-            output.note(&format!("{} requests have {seconds} s to end; a second signal ends them", running + waiting));
+            let n = running + waiting;
+            let (requests, have, them) = match n {
+                1 => (counted(n, "request"), "has", "it"),
+                _ => (counted(n, "request"), "have", "them"),
+            };
+            output.note(&format!("{requests} {have} {seconds} s to end; a second signal ends {them}"));
         }
         tokio::select! {
             () = all_ended(server) => {}

@@ -76,7 +76,7 @@ impl Loading {
         Ok((loaded, unloading))
     }
 
-    fn load_sized(&self, sizes: impl FnOnce(&Room<'_>) -> Sizes) -> anyhow::Result<(Loaded, Device)> {
+    fn load_sized(&self, sizes: impl FnMut(&Room<'_>) -> Sizes) -> anyhow::Result<(Loaded, Device)> {
         let Self { device, cache, prefixes, checkpoint, output } = self;
         let (mut engine, device) = device.load_sized(checkpoint, cache, sizes, output)?;
         let Some((folder, most_bytes)) = prefixes else { return Ok((Loaded { engine, prefixes: None }, device)) };

@@ -268,7 +268,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let life = Life::begin(tcp, args.n_workers())?;
     let metrics = Metrics::default();
     let served = life.within(|| Served::load(&args, metrics.clone(), output))?;
-    let Served { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes } = served;
+    let Served { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes, device } = served;
     let model_names = if args.model_name.is_empty() { vec![own_name.clone()] } else { args.model_name.clone() };
     let chat = chat.map(|format| {
         let grammars = Arc::new(Grammars::new(tokenizer.clone(), format.clone()).tried_by(this_program()));
@@ -298,15 +298,18 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         open: Arc::new(()),
     });
     output.note(&format!(
-        "serving {} on http://{address} after {:.2} s: {}",
+        "serving {} on http://{address} after {:.2} s: {sizes}, on {device}",
         server.options.model_names.join(", "),
         start.elapsed().as_secs_f64(),
-        sizes
     ));
     let life = life.open(router(server.clone()));
     // Whoever waits for the address waits for a server that answers.
     let url = format!("http://{address}");
-    let told = if output.is_json() { output.json(&json!({ "schema": 1, "url": url })) } else { output.line(&url) };
+    let told = if output.is_json() {
+        output.json(&json!({ "schema": 1, "url": url, "device": device }))
+    } else {
+        output.line(&url)
+    };
     if let Err(error) = told {
         output.warning(&format!("could not write the address to stdout: {error}"));
     }

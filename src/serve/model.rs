@@ -26,6 +26,7 @@ use serve::metrics::{KvCacheFacts, Metrics};
 use serve::replay::{Replay, Scripts};
 use serve::replica::{Replicas, ServeReplicaReady};
 use system::bounded_process::this_program;
+use system::units::counted;
 
 /// A backend and what belongs to it.
 pub(super) struct Served {
@@ -42,6 +43,8 @@ pub(super) struct Served {
     /// What the model is called where nobody says otherwise.
     pub(crate) own_name: String,
     pub(crate) sizes: String,
+    /// What computes, for people.
+    pub(crate) device: String,
 }
 
 /// Sequences at a time on a processor, where more make each of them slower, and on a GPU.
@@ -66,7 +69,7 @@ impl Served {
         let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let (loaded, unloading) = Loading::new(args, &checkpoint, output).load(args)?;
         let engine = &loaded.engine;
-        let shares_cores = shares_cores(engine);
+        let (shares_cores, device) = (shares_cores(engine), engine.executor().pipeline().driver().describe());
         let (n_slots, context_tokens) = (engine.kv_layout().n_slots, engine.kv_layout().capacity_tokens);
         let limits = args.limits(n_slots, context_tokens, engine.config().vocab_size);
         metrics.cache_is(cache_facts(engine));
@@ -74,15 +77,17 @@ impl Served {
         let thread = EngineThread::start(loaded, unloading, facts, limits, metrics);
         let thread = thread.context("could not start the engine's thread")?;
         let failing = Some(thread.failing());
-        let sizes = format!("{n_slots} sequences at a time, of {context_tokens} tokens");
+        let sizes = format!("{} at a time, of {context_tokens} tokens", counted(n_slots, "sequence"));
         let own_name = own_name(args);
-        Ok(Self { backend: Arc::new(thread), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
+        let backend = Arc::new(thread);
+        Ok(Self { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes, device })
     }
 
     fn replicas(args: &Args, n: usize, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
         let checkpoint = args.model.open(output)?;
         let Spoken { tokenizer, ends, chat } = args.spoken(&checkpoint)?;
         let starts = replicas::starts(&args.device, &checkpoint, n, &["--replica".into()])?;
+        let device = starts.iter().map(|start| start.device.as_str()).collect::<Vec<_>>().join(", ");
         let limits = |ready: &[ServeReplicaReady]| {
             let n_slots = ready.iter().map(|one| one.n_slots).sum();
             let least = |of: fn(&ServeReplicaReady) -> usize| ready.iter().map(of).min().unwrap_or_default();
@@ -96,12 +101,13 @@ impl Served {
             let n_blocks = ready.iter().map(|one| one.n_blocks).sum();
             metrics.cache_is(KvCacheFacts { block_tokens, n_blocks, dtype: kv_dtype.clone() });
             let IntakeLimits { n_slots, context_tokens, .. } = limits;
-            sizes = format!("{n_slots} sequences at a time on {n} devices, of {context_tokens} tokens");
+            sizes = format!("{} at a time, of {context_tokens} tokens", counted(n_slots, "sequence"));
             limits
         };
         let backend = Replicas::start(starts, serve::now(), limits, metrics.clone())?;
         let (failing, own_name) = (Some(backend.failing()), own_name(args));
-        Ok(Self { backend: Arc::new(backend), failing, shares_cores, tokenizer, ends, chat, own_name, sizes })
+        let backend = Arc::new(backend);
+        Ok(Self { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes, device })
     }
 
     fn script(args: &Args, path: &Path, metrics: Metrics, output: &Output) -> anyhow::Result<Self> {
@@ -124,7 +130,8 @@ impl Served {
         let facts = limits.facts(serve::fingerprint(&digest), serve::now());
         let backend = Arc::new(Replay::new(scripts, tokenizer.clone(), facts, limits, metrics));
         let sizes = format!("by the script `{}`", path.display());
-        Ok(Self { backend, failing: None, shares_cores: false, tokenizer, ends, chat, own_name, sizes })
+        let (failing, shares_cores, device) = (None, false, "no device".to_owned());
+        Ok(Self { backend, failing, shares_cores, tokenizer, ends, chat, own_name, sizes, device })
     }
 }
 

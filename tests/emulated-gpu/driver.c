@@ -8,6 +8,7 @@
 #include <libdrm/amdgpu.h>
 #include <linux/falloc.h>
 #include <linux/kfd_ioctl.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -73,13 +74,19 @@ static const char *moved(const char *path, char room[4096]) {
     snprintf(room, 4096, "%s%s", setting("EMULATED_GPU_TOPOLOGY", "/nowhere"), path + length);
     return room;
   }
-  return strcmp(path, "/dev/kfd") && strcmp(path, "/dev/dri/renderD128") ? path : "/dev/null";
+  // It is no container, whatever this process is in.
+  if (!strcmp(path, "/.dockerenv") || !strcmp(path, "/run/.containerenv")) return "/nowhere";
+  if (strcmp(path, "/dev/kfd") && strcmp(path, "/dev/dri/renderD128")) return path;
+  return strcmp(setting("EMULATED_GPU_ABSENT", ""), path) ? "/dev/null" : "/nowhere";
 }
+
+static int is_setting(const char *name, const char *path) { return !strcmp(setting(name, ""), path); }
 
 static int open_device(const char *path) {
   if (!path || (strcmp(path, "/dev/kfd") && strncmp(path, "/dev/dri/renderD", 16))) return NOT_OURS;
-  if (path[5] == 'd' && strcmp(path, "/dev/dri/renderD128")) {
-    errno = ENOENT;
+  const int is_another = path[5] == 'd' && strcmp(path, "/dev/dri/renderD128");
+  if (is_another || is_setting("EMULATED_GPU_ABSENT", path) || is_setting("EMULATED_GPU_DENIED", path)) {
+    errno = is_setting("EMULATED_GPU_DENIED", path) ? EACCES : ENOENT;
     return NOT_THERE;
   }
   pthread_mutex_lock(&driver_lock);
@@ -141,6 +148,47 @@ int statx(int folder, const char *path, int flags, unsigned mask, struct statx *
 }
 ssize_t readlink(const char *path, char *to, size_t size) { NEXT(readlink); return next(moved(path, room), to, size); }
 char *realpath(const char *path, char *to) { NEXT(realpath); return next(moved(path, room), to); }
+
+// ---- processes ----
+
+// The program is itself what it starts, and needs the packages' libraries, or it starts something of the machine's, whose
+// loader does not take them. Environments that were cleared are told too: that of a process that compiles.
+static char **environment_for(const char *program, char *const *given) {
+  static const char *const ours[] = {"LD_LIBRARY_PATH=", "LD_PRELOAD="};
+  struct stat theirs, self;
+  const int is_ours = !stat(program, &theirs) && !stat("/proc/self/exe", &self) && theirs.st_ino == self.st_ino &&
+                      theirs.st_dev == self.st_dev;
+  int n = 0;
+  while (given && given[n]) n++;
+  char **made = calloc(n + 3, sizeof *made), **to = made;
+  for (int i = 0; i < n; i++) {
+    const int is_one = !strncmp(given[i], ours[0], strlen(ours[0])) || !strncmp(given[i], ours[1], strlen(ours[1]));
+    if (!is_one) *to++ = given[i];
+  }
+  for (int i = 0; is_ours && i < 2; i++) {
+    char *value = NULL;
+    const char *name = i ? "LD_PRELOAD" : "LD_LIBRARY_PATH";
+    if (getenv(name) && asprintf(&value, "%s=%s", name, getenv(name)) > 0) *to++ = value;
+  }
+  return made;
+}
+
+#define SPAWN(name) \
+  int name(pid_t *pid, const char *program, const posix_spawn_file_actions_t *actions, \
+           const posix_spawnattr_t *attributes, char *const *words, char *const *environment) { \
+    static typeof(&name) next; \
+    if (!next) next = dlsym(RTLD_NEXT, #name); \
+    char **made = environment_for(program, environment); \
+    int error = next(pid, program, actions, attributes, words, made); \
+    free(made); \
+    return error; \
+  }
+SPAWN(posix_spawn)
+SPAWN(posix_spawnp)
+
+int execvp(const char *program, char *const *words) {
+  return execvpe(program, words, environment_for(program, environ));
+}
 
 // ---- libdrm ----
 

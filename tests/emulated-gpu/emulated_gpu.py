@@ -1,6 +1,7 @@
 """Puts together what a program needs to find an AMD GPU that is emulated: Debian's packages, our driver, a topology,
 and a copy of the program that starts with the packages' loader and libc. All below `target/emulated-gpu`."""
 
+import argparse
 import hashlib
 import os
 import shutil
@@ -32,6 +33,14 @@ FLAGS = "-D_GNU_SOURCE -std=gnu11 -O2 -g -Wall -Wextra -Wno-unused-parameter -We
 
 class Unavailable(Exception):
     """What is missing on this machine."""
+
+
+def program_file(text):
+    """A built program, for argument parsers: one that is not there is told as wrong usage."""
+    path = Path(text)
+    if not path.is_file():
+        raise argparse.ArgumentTypeError(f"there is no program {path}: build it first, or name another")
+    return path.resolve()
 
 
 def fetch(folder, proof, suites, packages):
@@ -89,15 +98,17 @@ def driver(headers):
 def program(binary, hip, libraries):
     """A copy of the program that names the packages' loader as its interpreter: the C library, which AMD's runtime
     needs new, has to be the loader's. The name in the file has room for 27 characters."""
-    loader = Path(f"/tmp/emulated-gpu-{os.getuid()}")
+    loader = Path(f"/tmp/gpu-{os.getuid()}")
     loader.mkdir(mode=0o700, exist_ok=True)
     if loader.stat().st_uid != os.getuid():
         raise Unavailable(f"{loader}, which is somebody else's")
-    loader = loader / hip
-    if loader.is_symlink() and Path(os.readlink(loader)) != libraries / LOADER:
-        loader.unlink()
+    # One for each checkout: what runs in another must not find its loader gone.
+    loader = loader / hashlib.sha256(bytes(libraries)).hexdigest()[:8]
     if not loader.is_symlink():
-        loader.symlink_to(libraries / LOADER)
+        try:
+            loader.symlink_to(libraries / LOADER)
+        except FileExistsError:
+            pass  # another process was faster
     stat = binary.stat()
     copy = TARGET / f"hip-{hip}/bin/{stat.st_mtime_ns}-{stat.st_size}/{binary.name}"
     if not copy.exists():
@@ -163,6 +174,8 @@ def prepare(arch, hip, binary):
         "EMULATED_GPU_PYTHON": sys.executable,
         "EMULATED_GPU_EMULATOR": str(HERE / "emulator.py"),
         "EMULATED_GPU_LEARNT": str(learnt(arch, tinygrad)),
+        # tinygrad's own cache, which would be the user's.
+        "CACHEDB": str(TARGET / "learnt/tinygrad.db"),
         # Each allocation is the driver's own then, with pages behind it that fault.
         "HSA_DISABLE_FRAGMENT_ALLOCATOR": "1",
         "GPTOSS_JIT_HIP": str(libraries),

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""A slice of sweep.py for tests/run.sh: three kernels and the tiny model on gfx1100 with HIP 6.4. The last line counts,
-as that of tests/run.sh: `N passed, N failed, N skipped`. Exit code 1 if anything failed.
+"""A slice of sweep.py for tests/run.sh: three kernels and the tiny model on gfx1100 with HIP 6.4; then what is said where
+something is in the way of a GPU, which obstacles.py compares with docs/emulator.md. The last line counts, as that of
+tests/run.sh: `N passed, N failed, N skipped`. Exit code 1 if anything failed.
 
     tests/emulated-gpu/quick.py BINARY
 """
@@ -11,6 +12,7 @@ import tempfile
 from pathlib import Path
 
 import emulated_gpu
+import obstacles
 import sweep
 
 CELLS = {
@@ -24,8 +26,8 @@ LIMIT_S = 300
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("binary", type=Path)
-    binary = parser.parse_args().binary.resolve()
+    parser.add_argument("binary", type=emulated_gpu.program_file)
+    binary = parser.parse_args().binary
     counts = dict(passed=0, failed=0, skipped=0)
     for name, cell in CELLS.items():
         with tempfile.TemporaryDirectory() as folder:
@@ -44,6 +46,13 @@ def main():
             for failure in template["failures"]:
                 print(failure)
         counts["passed" if done["status"] == "ok" else "failed"] += 1
+    if not counts["skipped"]:
+        with tempfile.TemporaryDirectory() as folder:
+            differences = obstacles.differences(binary, Path(folder))
+        for difference in differences:
+            print(difference)
+        print(f"{len(obstacles.OBSTACLES)} obstacles: {'wrong' if differences else 'ok'}", flush=True)
+        counts["failed" if differences else "passed"] += 1
     if counts["skipped"] == len(CELLS):  # one that is slow is the machine's, all of them are not
         counts["failed"] += 1
     print(", ".join(f"{n} {what}" for what, n in counts.items()))

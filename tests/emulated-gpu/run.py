@@ -10,7 +10,6 @@ why. docs/emulator.md has the rest, and the variables that change what is emulat
 import argparse
 import os
 import sys
-from pathlib import Path
 
 import emulated_gpu
 import topology
@@ -19,7 +18,8 @@ import topology
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hip", choices=emulated_gpu.HIPS, default="6.4", help="which HIP, as Debian packages it")
-    parser.add_argument("--binary", type=Path, default=emulated_gpu.ROOT / "target/release/gptoss-jit")
+    default = str(emulated_gpu.ROOT / "target/release/gptoss-jit")
+    parser.add_argument("--binary", type=emulated_gpu.program_file, default=default)
     parser.add_argument("arch", choices=topology.CHIPS)
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()

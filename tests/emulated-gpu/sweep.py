@@ -244,7 +244,8 @@ def main():
     parser.add_argument("--match", default="", help="only cells with this in their names")
     parser.add_argument("--again", action="store_true", help="run what was wrong or not run once more")
     parser.add_argument("--limit", type=int, default=1800, help="seconds for a command")
-    parser.add_argument("--binary", type=Path, default=emulated_gpu.ROOT / "target/release/gptoss-jit")
+    default = str(emulated_gpu.ROOT / "target/release/gptoss-jit")
+    parser.add_argument("--binary", type=emulated_gpu.program_file, default=default)
     args = parser.parse_args()
     records = load(args.records)
     if args.markdown:
@@ -266,7 +267,7 @@ def main():
 def run(cell, name, arch, hip, args):
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        machine = Machine(arch, hip, args.binary.resolve(), Path(folder), args.limit)
+        machine = Machine(arch, hip, args.binary, Path(folder), args.limit)
         try:
             done = cell(machine)
             # The runtime is older than the chip. HIP 5.7, whose lower half may know one that its upper half does not,

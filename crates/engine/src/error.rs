@@ -73,9 +73,11 @@ impl Hint for EngineError {
             Self::Part(error) => error.hint(),
             Self::Extras(error) => error.hint(),
             Self::Step(source) if source.is_out_of_memory() => source.hint(),
-            Self::Step(_) => {
-                Some("a kernel failed before; `--profile` waits for each, so that the error names it".into())
-            }
+            Self::Step(_) => Some(
+                "a kernel failed before, or the GPU was lost (`sudo dmesg | grep amdgpu` knows of AMD's); \
+                     `run --profile` waits for each kernel, so that the error names it"
+                    .into(),
+            ),
             Self::NotANumber { .. } => Some(
                 "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
                  `logits --trace` of every node"

@@ -11,6 +11,7 @@
 //! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
 //! copies = early                            streams beside the first of a device do at once what waits for nothing
+//! die = hipInit                             the call that ends the process, as HIP 5.7 does on some chips
 //! hang = 40                                 the kernel, counted from 1, that never ends, and all behind it
 //! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
 //!                                           those run. Without it kernels do nothing
@@ -44,6 +45,8 @@ pub struct Orders {
     pub pageable: bool,
     /// A cache with the text of every object, and the same text compiled for the simulator.
     pub kernels: Option<PathBuf>,
+    /// The call that ends the process.
+    deadly: Option<String>,
     /// How many kernels end before one that does not.
     n_ending: Option<usize>,
     failures: Vec<Failure>,
@@ -75,6 +78,7 @@ impl Orders {
             is_early: false,
             pageable: false,
             kernels: None,
+            deadly: None,
             n_ending: None,
             failures: Vec::new(),
             calls,
@@ -101,6 +105,7 @@ impl Orders {
             "pageable" => self.pageable = value.parse().expect("true or false"),
             "wave_size" => self.wave_size = Some(value.parse().expect("lanes")),
             "hang" => self.n_ending = Some(value.parse::<usize>().expect("a number") - 1),
+            "die" => self.deadly = Some(value.into()),
             "kernels" => self.kernels = Some(value.into()),
             "fail" => {
                 let mut parts = value.split(':');
@@ -133,6 +138,11 @@ impl Orders {
     pub fn newest_code_object(&self) -> u32 {
         let [major, minor, _] = self.version;
         if (major, minor) < (6, 3) { 5 } else { 6 }
+    }
+
+    /// Whether a call ends the process.
+    pub fn is_deadly(&self, call: &str) -> bool {
+        self.deadly.as_deref() == Some(call)
     }
 
     /// The status that a call shall return instead of working.

@@ -3,7 +3,7 @@
 use hint::Hint;
 use std::path::PathBuf;
 
-use vendor_library::{CallError, OpenError};
+use vendor_library::{Attempt, CallError, OpenError};
 
 use crate::Runtime;
 use crate::runtime::status;
@@ -20,13 +20,28 @@ pub enum GpuError {
         free_bytes: Option<usize>,
     },
     /// There is no runtime for GPUs of this kind.
-    #[error("there is no {runtime}{}{}", list(searched), refused(source))]
+    #[error("there is no {runtime}{}", list(searched))]
     NoRuntime {
         runtime: Runtime,
         /// Folders that were looked into, besides the loader's own.
         searched: Vec<PathBuf>,
         #[source]
         source: OpenError,
+    },
+    /// A runtime is there and cannot be opened: it lacks another library, or is none.
+    #[error("could not open the {runtime}:{}", refused(tried))]
+    Unusable { runtime: Runtime, tried: OpenError },
+    /// A runtime that ends whatever process starts it.
+    #[error("the {runtime} `{}` ends the process that starts it ({ending}){}", library.display(), before(unknown))]
+    Deadly {
+        runtime: Runtime,
+        library: PathBuf,
+        /// How a process ended that tried, and what was printed last.
+        ending: String,
+        /// The GPUs of the driver that are not in the library's list of chips, each as `node 1, a gfx1151`.
+        unknown: Vec<String>,
+        /// What to do about it.
+        cure: String,
     },
     /// There is no such device.
     #[error("there is no device {device}: the {runtime} finds {n_devices}")]
@@ -165,6 +180,19 @@ impl GpuError {
             _ => false,
         }
     }
+
+    /// Why a runtime could not be opened: it is not there, or it is and does not work.
+    pub(crate) fn not_opened(runtime: Runtime, searched: Vec<PathBuf>, source: OpenError) -> Self {
+        if source.attempts.iter().any(Attempt::is_of_a_library_that_is_there) {
+            return Self::Unusable { runtime, tried: source };
+        }
+        Self::NoRuntime { runtime, searched, source }
+    }
+}
+
+/// `, as it does before node 1, a gfx1151, which it does not know`.
+fn before(unknown: &[String]) -> String {
+    if unknown.is_empty() { String::new() } else { format!(": it does not know {}", unknown.join(" and ")) }
 }
 
 /// `, which has 12 bytes free`.
@@ -172,10 +200,9 @@ fn of_free(free_bytes: Option<usize>) -> String {
     free_bytes.map(|free_bytes| format!(", which has {free_bytes} bytes free")).unwrap_or_default()
 }
 
-/// Files that are there and were not taken, each with its reason; names that the loader does not find are no news.
+/// Libraries that are there and were not taken, each with its reason; names that the loader does not find are no news.
 fn refused(error: &OpenError) -> String {
-    let files = error.attempts.iter().filter(|attempt| attempt.path.is_file());
-    files.map(ToString::to_string).collect()
+    error.attempts.iter().filter(|attempt| attempt.is_of_a_library_that_is_there()).map(ToString::to_string).collect()
 }
 
 fn list(folders: &[PathBuf]) -> String {
@@ -196,6 +223,15 @@ impl Hint for GpuError {
                 runtime.names().library,
                 runtime.variable()
             ),
+            Self::Unusable { runtime, tried } => match tried.attempts.iter().find_map(Attempt::missing_library) {
+                Some(missing) => format!(
+                    "install the package that has `{missing}`, of the same release; `ldd` of the library says what else \
+                     it lacks"
+                ),
+                None => format!("`{}` names another `{}` or its folder", runtime.variable(), runtime.names().library),
+            },
+            Self::Deadly { cure, .. } => cure.clone(),
+            Self::NoDevice { n_devices: 0, .. } => "`gptoss-jit doctor` says why".into(),
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
             Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
             Self::Nonsense { runtime, .. } => format!(
@@ -222,7 +258,9 @@ impl Hint for GpuError {
                 "another program may have taken the memory: `--memory` leaves it some".into()
             }
             Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
-                "a kernel failed before; `--profile` waits for each, so that the error names it".into()
+                "a kernel failed before, or the GPU was lost (`sudo dmesg | grep amdgpu` knows of AMD's); `run --profile` waits \
+                 for each kernel, so that the error names it"
+                    .into()
             }
             _ => return None,
         };

@@ -12,7 +12,12 @@ pub static NVRTC: Compiler = Compiler {
     name: "NVRTC",
     target_option: "--gpu-architecture=",
     root_variable: "CUDA_PATH",
-    installation: Installation { parent: "/usr/local", name: "cuda", libraries: "lib64" },
+    installation: Installation {
+        parent: "/usr/local",
+        name: "cuda",
+        libraries: "lib64",
+        wheels: &["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"],
+    },
     libraries: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     prefix: "nvrtc",
     code: "GetCUBIN",

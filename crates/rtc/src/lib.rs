@@ -20,7 +20,7 @@ use std::{fmt, ptr};
 pub use check::Status;
 pub use images::{Image, images};
 use sys::{Api, Program};
-pub use vendor_library::{Installation, OpenError};
+pub use vendor_library::{ENVIRONMENTS, Installation, OpenError};
 
 /// A vendor's compiler as facts.
 #[derive(Debug)]

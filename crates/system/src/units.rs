@@ -12,6 +12,11 @@ pub fn human_bytes(len_bytes: u64) -> String {
     if unit == 0 { format!("{len_bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
+/// `1 request`, `2 requests`.
+pub fn counted(n: usize, one: &str) -> String {
+    if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") }
+}
+
 /// Thousands set apart by commas.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
@@ -23,6 +28,11 @@ pub fn grouped(n: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        assert_eq!([0, 1, 2].map(|n| counted(n, "GPU")), ["0 GPUs", "1 GPU", "2 GPUs"]);
+    }
 
     #[test]
     fn bytes_are_told_with_their_unit() {

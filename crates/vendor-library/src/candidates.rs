@@ -11,11 +11,17 @@ pub struct Installation {
     pub name: &'static str,
     /// `lib`.
     pub libraries: &'static str,
+    /// Where pip puts its libraries, below `site-packages`.
+    pub wheels: &'static [&'static str],
 }
+
+/// The variables that say which environment of Python or Conda is active.
+pub const ENVIRONMENTS: [&str; 2] = ["VIRTUAL_ENV", "CONDA_PREFIX"];
 
 impl Installation {
     /// AMD's, in `/opt/rocm`.
-    pub const ROCM: Self = Self { parent: "/opt", name: "rocm", libraries: "lib" };
+    pub const ROCM: Self =
+        Self { parent: "/opt", name: "rocm", libraries: "lib", wheels: &["_rocm_sdk_core/lib", "torch/lib"] };
 
     /// What to try, best first.
     ///
@@ -23,8 +29,8 @@ impl Installation {
     /// - `explicit`: a folder, or the library itself, that the user named; then nothing else is tried
     /// - `root`: the value of `$ROCM_PATH` or `$CUDA_PATH`; passed in, because a worker runs with a cleared environment
     ///
-    /// Then `/opt/rocm/lib`, `/opt/rocm-*/lib` (newest first) or another's, and the loader's own search path (bare
-    /// names).
+    /// Then the wheels of the active environment, `/opt/rocm/lib`, `/opt/rocm/core-*/lib` and `/opt/rocm-*/lib` (newest
+    /// first) or another's, and the loader's own search path (bare names).
     /// Files that do not exist are left out, or an error would be a page long; [`Self::searched`] says where they would
     /// have been.
     pub fn candidates(&self, names: &[&str], explicit: Option<&Path>, root: Option<&Path>) -> Vec<PathBuf> {
@@ -49,20 +55,35 @@ impl Installation {
             return vec![folder.to_path_buf()];
         }
         let mut folders: Vec<PathBuf> = root.map(|root| root.join(self.libraries)).into_iter().collect();
+        let environments = ENVIRONMENTS.iter().filter_map(std::env::var_os).filter(|path| !path.is_empty());
+        folders.extend(environments.flat_map(|path| self.in_environment(Path::new(&path))));
         let parent = Path::new(self.parent);
-        folders.push(parent.join(self.name).join(self.libraries));
-        folders.extend(self.versioned(parent));
+        let usual = parent.join(self.name);
+        folders.push(usual.join(self.libraries));
+        // ROCm from 7.13 on is in `/opt/rocm/core-7.13`.
+        folders.extend(self.versioned(&usual, "core"));
+        folders.extend(self.versioned(parent, self.name));
         folders
     }
 
-    /// `rocm-*/lib` below `parent`, the highest version first: 10 is above 9.
-    fn versioned(&self, parent: &Path) -> Vec<PathBuf> {
+    /// The folders of its wheels that are there in an environment, the newest Python's first.
+    pub fn in_environment(&self, environment: &Path) -> Vec<PathBuf> {
+        let entries = std::fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
+        let mut pythons: Vec<PathBuf> =
+            entries.map(|entry| entry.path().join("site-packages")).filter(|folder| folder.is_dir()).collect();
+        pythons.sort();
+        let folders = pythons.iter().rev().flat_map(|python| self.wheels.iter().map(|wheel| python.join(wheel)));
+        folders.filter(|folder| folder.is_dir()).collect()
+    }
+
+    /// `rocm-*/lib`, of the prefix `rocm`, below `parent`, the highest version first: 10 is above 9.
+    fn versioned(&self, parent: &Path, prefix: &str) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
         let mut found: Vec<(Vec<u32>, PathBuf)> = entries
             .filter_map(|entry| {
                 let name = entry.file_name().into_string().ok()?;
                 let version = name
-                    .strip_prefix(self.name)?
+                    .strip_prefix(prefix)?
                     .strip_prefix('-')?
                     .split(['.', '-'])
                     .map(|part| part.parse().unwrap_or(0));
@@ -99,12 +120,23 @@ mod tests {
     }
 
     #[test]
+    fn wheels_of_an_environment_are_found_below_its_python() {
+        let root = std::env::temp_dir().join(format!("rocm-wheels-{}", std::process::id()));
+        let folder = root.join("lib/python3.12/site-packages/_rocm_sdk_core/lib");
+        std::fs::create_dir_all(&folder).unwrap();
+        let found = Installation::ROCM.in_environment(&root);
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(found, [folder]);
+        assert_eq!(Installation::ROCM.in_environment(&root), Vec::<PathBuf>::new());
+    }
+
+    #[test]
     fn the_newest_version_comes_first() {
         let root = std::env::temp_dir().join(format!("rocm-candidates-{}", std::process::id()));
         for name in ["rocm-6.4.1", "rocm-10.0.0", "rocm-7.0.2", "other-8"] {
             std::fs::create_dir_all(root.join(name)).unwrap();
         }
-        let found = Installation::ROCM.versioned(&root);
+        let found = Installation::ROCM.versioned(&root, "rocm");
         std::fs::remove_dir_all(&root).unwrap();
         assert_eq!(found, ["rocm-10.0.0", "rocm-7.0.2", "rocm-6.4.1"].map(|name| root.join(name).join("lib")));
     }

@@ -11,7 +11,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-pub use candidates::Installation;
+pub use candidates::{ENVIRONMENTS, Installation};
 
 /// A library that was tried, and why it is not the one that was wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +19,21 @@ pub struct Attempt {
     /// The file, or the bare name given to the loader.
     pub path: PathBuf,
     pub(crate) reason: String,
+}
+
+impl Attempt {
+    /// Whether the library is there, and was not taken for another reason.
+    pub fn is_of_a_library_that_is_there(&self) -> bool {
+        // Of a bare name the loader says that it does not find it, or what else.
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        self.path.is_file() || !self.reason.starts_with(&format!("{name}: cannot open shared object file"))
+    }
+
+    /// The other library that it needs, where that is what the loader does not find: `libamd_comgr.so.3`.
+    pub fn missing_library(&self) -> Option<&str> {
+        let (missing, _) = self.reason.split_once(": cannot open shared object file")?;
+        (!self.path.ends_with(missing) && missing != self.path.to_string_lossy()).then_some(missing)
+    }
 }
 
 impl fmt::Display for Attempt {
@@ -88,4 +103,21 @@ pub unsafe fn text_of(text: *const c_char, otherwise: &str) -> String {
     }
     // SAFETY: the caller's.
     unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_library_that_lacks_another_is_told_from_one_that_is_not_there() {
+        let attempt = |path: &str, reason: &str| Attempt { path: path.into(), reason: reason.into() };
+        let tail = "cannot open shared object file: No such file or directory";
+        let absent = attempt("libone.so.6", &format!("libone.so.6: {tail}"));
+        assert_eq!((absent.is_of_a_library_that_is_there(), absent.missing_library()), (false, None));
+        let lacking = attempt("libone.so.6", &format!("libtwo.so.3: {tail}"));
+        assert_eq!((lacking.is_of_a_library_that_is_there(), lacking.missing_library()), (true, Some("libtwo.so.3")));
+        let other = attempt("libone.so.6", "libone.so.6: undefined symbol: hipInit");
+        assert_eq!((other.is_of_a_library_that_is_there(), other.missing_library()), (true, None));
+    }
 }

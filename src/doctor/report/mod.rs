@@ -1,8 +1,7 @@
 //! `gptoss-jit doctor --report`: one file that says what this program does on a machine, for whoever owns a GPU that
-//! nobody here has. Every part is this program again, as a [`child`] with a limit on its time, so that none takes
+//! nobody here has. Every part is this program again, as a `child` with a limit on its time, so that none takes
 //! another with it; the file is written anew after each part. [`page`] is its form, [`private`] what is left out of it.
 
-mod child;
 mod page;
 mod private;
 
@@ -12,6 +11,7 @@ use std::{fs, io, thread};
 
 use serde_json::{Value, json};
 
+use super::child;
 use crate::args::source;
 use crate::output::Output;
 use crate::output_file::OutputFile;
@@ -53,10 +53,15 @@ pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -
     let mut report = Report { file, output, private, until, limit, device: device.to_string(), parts: Vec::new() };
     report.write(false)?;
     report.machine()?;
-    report.command("doctor", &["doctor"], 120)?;
+    let doctor = report.command("doctor", &["doctor"], 200)?;
     let devices = report.command("devices", &["devices"], 60)?;
     if *device == Device::Auto {
-        report.device = largest(&devices);
+        report.device = doctor["device"].as_str().unwrap_or("cpu").to_owned();
+    } else if let Some(absent) = Absent::of_device(device, &devices) {
+        report.leave_out("all parts of the device", absent.to_string())?;
+        report.write(true)?;
+        report.print()?;
+        return Err(absent.into());
     }
     report.tables()?;
     report.texts()?;
@@ -67,13 +72,23 @@ pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -
     report.print()
 }
 
-/// The GPU that works and has the most compute units, else the cpu.
-fn largest(devices: &Value) -> String {
-    let empty = Vec::new();
-    let listed = devices["devices"].as_array().unwrap_or(&empty);
-    let is_usable = |device: &&Value| device["total_bytes"].is_u64() && device["device"] != "cpu";
-    let gpu = listed.iter().filter(is_usable).max_by_key(|device| device["cores"].as_u64());
-    gpu.and_then(|gpu| gpu["device"].as_str()).unwrap_or("cpu").to_owned()
+/// A GPU that was to be reported on and is not there.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no device {device} here: these are there: {}", here.join(", "))]
+struct Absent {
+    device: String,
+    here: Vec<String>,
+}
+
+impl Absent {
+    /// Of a GPU that is not among those that `devices` listed.
+    fn of_device(device: &Device, devices: &Value) -> Option<Self> {
+        let Device::Gpu { runtime, ordinal, .. } = device else { return None };
+        let device = format!("{}:{ordinal}", runtime.names().device);
+        let listed = devices["devices"].as_array()?;
+        let here: Vec<String> = listed.iter().filter_map(|one| Some(one["device"].as_str()?.to_owned())).collect();
+        (!here.contains(&device)).then_some(Self { device, here })
+    }
 }
 
 impl Report<'_> {
@@ -114,11 +129,11 @@ impl Report<'_> {
     /// What came of some words with `--json`.
     fn ask(&self, words: &[&str], limit: Duration) -> io::Result<CommandResult> {
         let words: Vec<String> = words.iter().chain(&["--json"]).map(|word| (*word).to_owned()).collect();
-        let child::Ended { result, notes, problem, took } = child::run(&words, limit)?;
+        let child::Ended { result, notes, problem, is_late, took } = child::run(&words, limit)?;
         // Errors are told as the problem; a line for each compiled kernel is no news.
         let notes = notes.into_iter().filter(|line| !line.starts_with("error: ")).collect();
         let result = serde_json::from_str(&result).unwrap_or(Value::Null);
-        Ok(CommandResult { command: command(&words), result, notes, problem, took })
+        Ok(CommandResult { command: command(&words), result, notes, problem, is_late, took })
     }
 
     /// A part that is one command; its result.
@@ -182,6 +197,7 @@ impl Report<'_> {
             };
             let (here, command) = on(&device)?;
             let mut commands = vec![command];
+            let mut is_late = here.is_late;
             let (mut seconds, mut problem) = (here.took, here.problem.map(|problem| format!("{device}: {problem}")));
             let mut result = json!({ "device": here.result });
             if device != "cpu" {
@@ -191,10 +207,11 @@ impl Report<'_> {
                 result["is_same"] = is_same.into();
                 problem = problem.or(cpu.problem.map(|problem| format!("cpu: {problem}")));
                 problem = problem.or((!is_same).then(|| format!("{device} says something else than cpu")));
+                is_late |= cpu.is_late;
                 seconds += cpu.took;
                 commands.push(command);
             }
-            let state = if problem.is_none() { State::Ok } else { State::Failed };
+            let state = State::of_problem(problem.as_ref(), is_late);
             let (seconds, reason, notes) = (seconds.as_secs_f64(), problem, here.notes);
             self.add(ReportSection { name, state, seconds, reason, commands, result, notes })?;
         }
@@ -208,6 +225,7 @@ impl Report<'_> {
         let end = Instant::now() + budget;
         let start = Instant::now();
         let (mut rows, mut skipped, mut notes, mut problems) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut is_late = true; // if anything, that is what went wrong
         let device = self.device.clone();
         for op in ops(&device)? {
             let left = end.saturating_duration_since(Instant::now());
@@ -219,7 +237,8 @@ impl Report<'_> {
             let limit = (left / 2).max(Duration::from_secs(10)).min(left);
             let answer = self.ask(&["kernels", "check", "--device", &device, "--op", &op], limit)?;
             let found = answer.result["templates"].as_array().cloned().unwrap_or_default();
-            if found.is_empty() {
+            if found.is_empty() && answer.problem.is_some() {
+                is_late &= answer.is_late;
                 problems.extend(answer.problem.map(|problem| format!("{op}: {problem}")));
             }
             rows.extend(found);
@@ -231,12 +250,13 @@ impl Report<'_> {
         let is_right = |row: &Value| row["failures"].as_array().is_some_and(Vec::is_empty);
         let n_wrong = rows.iter().filter(|row| !is_right(row)).count();
         if n_wrong > 0 {
+            is_late = false;
             problems.insert(0, format!("{n_wrong} of {} rows are wrong", rows.len()));
         }
         let command = format!("gptoss-jit kernels check --device {device}");
         self.add(ReportSection {
             name,
-            state: if problems.is_empty() { State::Ok } else { State::Failed },
+            state: State::of_problem(problems.first(), is_late),
             seconds: start.elapsed().as_secs_f64(),
             reason: (!problems.is_empty()).then(|| problems.join("; ")),
             commands: vec![command],
@@ -306,6 +326,8 @@ struct CommandResult {
     result: Value,
     notes: Vec<String>,
     problem: Option<String>,
+    /// Whether the problem is that its time was up.
+    is_late: bool,
     took: Duration,
 }
 
@@ -313,7 +335,7 @@ impl CommandResult {
     fn part(self, name: &'static str) -> ReportSection {
         ReportSection {
             name,
-            state: if self.problem.is_none() { State::Ok } else { State::Failed },
+            state: State::of_problem(self.problem.as_ref(), self.is_late),
             seconds: self.took.as_secs_f64(),
             reason: self.problem,
             commands: vec![self.command],

@@ -21,15 +21,27 @@ pub(super) enum State {
     Ok,
     /// It said that something is wrong, or did not end well.
     Failed,
+    /// It was not done when its time was up, which says nothing of what it would have found.
+    OutOfTime,
     /// It was not done; the reason says why.
     LeftOut,
 }
 
 impl State {
+    /// That of a part with a problem, which is nothing but its time perhaps.
+    pub(crate) fn of_problem(problem: Option<&String>, is_late: bool) -> Self {
+        match problem {
+            None => Self::Ok,
+            Some(_) if is_late => Self::OutOfTime,
+            Some(_) => Self::Failed,
+        }
+    }
+
     pub(crate) fn words(self) -> &'static str {
         match self {
             Self::Ok => "ok",
             Self::Failed => "failed",
+            Self::OutOfTime => "ran out of time",
             Self::LeftOut => "left out",
         }
     }

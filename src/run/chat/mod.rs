@@ -58,7 +58,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         }
     }
     let (from_cache, compiled) = kernel_counts(&chat.engine);
-    output.note(&format!("kernels: {from_cache} from cache, {compiled} compiled"));
+    let device = chat.engine.executor().pipeline().driver().describe();
+    output.note(&format!("on {device}; kernels: {from_cache} from cache, {compiled} compiled"));
     super::show_profile(&mut chat.engine, output)
 }
 

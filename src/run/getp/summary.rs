@@ -8,6 +8,7 @@ use super::Args;
 use crate::output::Output;
 use batch::replica::{BatchReplicaReady, Did};
 use batch::work::Statistics;
+use system::units::counted;
 
 pub(super) struct Summary<'a> {
     pub(crate) args: &'a Args,
@@ -55,6 +56,17 @@ impl Summary<'_> {
         self.replicas.iter().map(|replica| replica.n_slots).sum()
     }
 
+    /// What computed, each kind once.
+    fn devices(&self) -> String {
+        let mut devices: Vec<&str> = Vec::new();
+        for replica in self.replicas {
+            if !devices.contains(&replica.device.as_str()) {
+                devices.push(&replica.device);
+            }
+        }
+        devices.join(", ")
+    }
+
     pub(super) fn tell(&self, ids: Option<&[Vec<u32>]>, output: &Output) -> anyhow::Result<()> {
         let (from_cache, compiled) = self.kernels();
         let n_tokens = self.statistics.n_tokens;
@@ -62,6 +74,7 @@ impl Summary<'_> {
             output.json(&json!({
                 "schema": 1,
                 "mode": "getp",
+                "device": self.devices(),
                 "requests": self.n_prompts,
                 "ids": ids.unwrap_or_default(),
                 "tokens": n_tokens,
@@ -77,8 +90,10 @@ impl Summary<'_> {
             n => format!(" ({n} of them answered before)"),
         };
         output.note(&format!(
-            "{} prompts{before}, {n_tokens} tokens in {:.2} s{rate}; kernels: {from_cache} from cache, {compiled} compiled",
-            self.n_prompts, self.seconds
+            "{}{before}, {n_tokens} tokens in {:.2} s{rate}, on {}; kernels: {from_cache} from cache, {compiled} compiled",
+            counted(self.n_prompts, "prompt"),
+            self.seconds,
+            self.devices()
         ));
         let (first, all) =
             (Percentiles::of(&self.statistics.first_token_s), Percentiles::of(&self.statistics.latency_s));

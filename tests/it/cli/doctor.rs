@@ -7,6 +7,7 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::fixtures::program::shared_cache;
 use crate::fixtures::skipped;
 
 /// The program with a cache of its own, and without the caller's settings.
@@ -16,6 +17,13 @@ fn program(room: &TempDir, arguments: &[&str]) -> Command {
     for name in ["GPTOSS_JIT_TEMPLATES", "GPTOSS_JIT_HIPRTC", "GPTOSS_JIT_CACHE_SIZE", "GPTOSS_JIT_JOBS"] {
         command.env_remove(name);
     }
+    command
+}
+
+/// The same with the kernels that tests share: `doctor` has the tiny model run.
+fn doctor(room: &TempDir, arguments: &[&str]) -> Command {
+    let mut command = program(room, &[&["doctor"], arguments].concat());
+    command.env("GPTOSS_JIT_CACHE", shared_cache());
     command
 }
 
@@ -50,7 +58,7 @@ fn details(check: &Value) -> String {
 #[test]
 fn doctor_says_that_run_would_work() {
     let room = room();
-    let output = run(&mut program(&room, &["doctor", "--json"]));
+    let output = run(&mut doctor(&room, &["--json"]));
     let report = json(&output);
     assert!(output.status.success(), "{report}");
     assert_eq!((&report["schema"], &report["ready"]), (&Value::from(1), &Value::from(true)));
@@ -59,7 +67,7 @@ fn doctor_says_that_run_would_work() {
     }
     assert!(details(check(&report, "C compiler")).contains(" version "), "{report}");
     assert!(details(check(&report, "self-check")).contains("rmsnorm/"), "{report}");
-    assert!(details(check(&report, "cache")).contains(": usable, 0 entries"), "{report}");
+    assert!(details(check(&report, "cache")).contains(": usable, "), "{report}");
     assert!(details(check(&report, "templates")).contains("built in: "), "{report}");
 }
 
@@ -71,7 +79,7 @@ fn doctor_fails_without_a_c_compiler_and_says_what_to_do() {
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(out.contains("missing  C compiler   could not find a C compiler: looked for `/nowhere/cc`"), "{out}");
     assert!(out.contains("hint: install a compiler"), "{out}");
-    assert!(err.contains("error: `run` would not work here: C compiler, self-check"), "{err}");
+    assert!(err.contains("error: `run` does not work here, on cpu: could not find a C compiler"), "{err}");
 }
 
 #[test]
@@ -84,9 +92,7 @@ fn doctor_fails_where_compilers_have_no_room_for_their_files() {
         let (program, folder) = (env!("CARGO_BIN_EXE_gptoss-jit"), folder.display());
         let words =
             format!("mount -t tmpfs -o size={size} none {folder} && TMPDIR={folder} exec {program} doctor --json");
-        run(Command::new("unshare")
-            .args(["-rm", "sh", "-c", &words])
-            .env("GPTOSS_JIT_CACHE", room.path().join("cache")))
+        run(Command::new("unshare").args(["-rm", "sh", "-c", &words]).env("GPTOSS_JIT_CACHE", room.path().join(size)))
     };
     let large = mounted("64m");
     if large.stdout.is_empty() {
@@ -107,7 +113,7 @@ fn doctor_fails_where_compilers_have_no_room_for_their_files() {
 #[test]
 fn doctor_says_where_hiprtc_was_looked_for_or_found() {
     let room = room();
-    let report = json(&run(&mut program(&room, &["doctor", "--json"])));
+    let report = json(&run(&mut doctor(&room, &["--json"])));
     let hiprtc = check(&report, "hipRTC");
     assert_eq!(hiprtc["needed"], false);
     // This machine may have ROCm.
@@ -127,11 +133,11 @@ fn doctor_finds_what_is_wrong_with_the_settings() {
     let report = json(&run(&mut program(&room, &["doctor", "--json"])));
     assert_eq!((&check(&report, "cache")["state"], &report["ready"]), (&"failed".into(), &true.into()), "{report}");
 
-    let output = run(program(&room, &["doctor", "--json"]).env("GPTOSS_JIT_JOBS", "many"));
+    let output = run(doctor(&room, &["--json"]).env("GPTOSS_JIT_JOBS", "many"));
     let report = json(&output);
     assert_eq!((output.status.code(), &check(&report, "cache")["needed"]), (Some(1), &true.into()), "{report}");
 
-    let output = run(program(&room, &["doctor", "--json"]).env("GPTOSS_JIT_TEMPLATES", "/nowhere"));
+    let output = run(doctor(&room, &["--json"]).env("GPTOSS_JIT_TEMPLATES", "/nowhere"));
     let report = json(&output);
     assert_eq!(output.status.code(), Some(1));
     assert!(details(check(&report, "templates")).contains("/nowhere"), "{report}");
@@ -143,7 +149,7 @@ fn doctor_counts_the_templates_of_a_folder_and_names_a_broken_one() {
     let folder = room.path().join("gptoss-jit/templates/rmsnorm");
     fs::create_dir_all(&folder).expect("made");
     fs::write(folder.join("mine.c.j2"), "{# no front matter #}").expect("written");
-    let report = json(&run(&mut program(&room, &["doctor", "--json"])));
+    let report = json(&run(&mut doctor(&room, &["--json"])));
     let told = details(check(&report, "templates"));
     assert!(
         told.starts_with(&format!("{}: 0 templates\nbuilt in: ", room.path().join("gptoss-jit/templates").display())),
@@ -162,7 +168,7 @@ fn doctor_outlives_a_kernel_that_ends_its_process() {
     let head = "op = \"rmsnorm\"\nsummary = \"a trap\"\n[launch]\ngrid = [\"n_tokens\"]";
     let body = "{% include \"lib/host/types.c.j2\" %}\n{{ signature }} { __builtin_trap(); }";
     fs::write(folder.join("deadly.c.j2"), format!("{{#\n{head}\n#}}\n{body}\n")).expect("written");
-    let output = run(&mut program(&room, &["doctor", "--json"]));
+    let output = run(&mut doctor(&room, &["--json"]));
     let report = json(&output);
     assert_eq!(output.status.code(), Some(1), "{report}");
     let told = details(check(&report, "self-check"));

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use gpu::{DeviceFacts, Driver, GpuError, Runtime};
+use gpu::{DeviceFacts, Driver, GpuError, GpuRuntime, Runtime};
 
 use super::{Device, DeviceError, open_runtime};
-use hint::chain;
+use crate::kernel_driver::{DriverFinding, KernelDriver};
+use hint::{Hint, chain};
 use kernel::target::Target;
 use kernel::tuning::TuningTables;
 use system::units::human_bytes;
@@ -36,6 +37,8 @@ pub struct DeviceChoice {
     too_small: Vec<Gpu>,
     /// Why others cannot be used.
     problems: Vec<String>,
+    /// What keeps AMD's runtime from GPUs that the driver has.
+    obstacles: Vec<DriverFinding>,
     model_bytes: usize,
 }
 
@@ -63,8 +66,20 @@ const MOST_FILLED: f64 = 0.8;
 /// Looks at all GPUs.
 pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
     let Wanted { model_bytes, least_bytes, most_bytes } = wanted;
-    let (mut gpus, mut problems) = (Vec::new(), Vec::new());
-    for found in Runtime::ALL.into_iter().flat_map(|runtime| gpus_of(runtime, tables, most_bytes)) {
+    let (mut gpus, mut problems, mut obstacles) = (Vec::new(), Vec::new(), Vec::new());
+    let of_runtime = |runtime| {
+        let opened = open_runtime(runtime);
+        if runtime == Runtime::Hip {
+            let driver = KernelDriver::here();
+            // What is left of a ROCm without a GPU of AMD's is nobody's obstacle.
+            if matches!(opened, Err(GpuError::Unusable { .. })) && !driver.is_there() && driver.windows().is_none() {
+                return Vec::new();
+            }
+            obstacles = driver.obstacles(&opened);
+        }
+        gpus_of(runtime, opened, tables, most_bytes)
+    };
+    for found in Runtime::ALL.into_iter().flat_map(of_runtime) {
         match found {
             Ok(gpu) => gpus.push(gpu),
             Err(problem) => problems.push(problem),
@@ -77,7 +92,7 @@ pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
     let (fitting, others): (Vec<Gpu>, Vec<Gpu>) = gpus.into_iter().partition(|gpu| gpu.free_bytes >= model_bytes);
     let is_helped = |gpu: &Gpu| least_bytes < model_bytes && gpu.free_bytes as f64 * MOST_FILLED >= least_bytes as f64;
     let (with_help, too_small) = others.into_iter().partition(is_helped);
-    DeviceChoice { fitting, with_help, too_small, problems, model_bytes }
+    DeviceChoice { fitting, with_help, too_small, problems, obstacles, model_bytes }
 }
 
 /// A device that is ready, and why it is this one.
@@ -87,7 +102,7 @@ pub struct Opened {
     /// What kernels are compiled for.
     pub target: Target,
     pub driver: Arc<dyn Driver>,
-    /// For people; none of the cpu.
+    /// For people; none where the device was named.
     pub reason: Option<Reason>,
 }
 
@@ -102,6 +117,12 @@ impl DeviceChoice {
     /// The GPUs that the model fits on, the one with the most compute first.
     pub fn devices(&self) -> Vec<Device> {
         self.fitting.iter().map(|gpu| gpu.device.clone()).collect()
+    }
+
+    /// What can be tried, the best first: the last is the cpu.
+    pub fn candidates(&self) -> Vec<Device> {
+        let gpus = self.fitting.iter().chain(&self.with_help).map(|gpu| gpu.device.clone());
+        gpus.chain([Device::Cpu]).collect()
     }
 
     /// Opens the best that can be opened. What cannot is a warning.
@@ -127,8 +148,12 @@ impl DeviceChoice {
                 largest.description
             );
         }
+        for obstacle in &self.obstacles {
+            tracing::warn!("the cpu is used: {}; {}", obstacle.what, obstacle.hint);
+        }
         let (target, driver) = Device::Cpu.open(tables, n_threads)?;
-        Ok(Opened { device: Device::Cpu, target, driver, reason: None })
+        let text = format!("device: {}: no GPU was found that can be used", driver.describe());
+        Ok(Opened { device: Device::Cpu, target, driver, reason: Some(Reason { text, is_of_several: false }) })
     }
 
     /// Which it is, and why, where there was a choice.
@@ -154,12 +179,20 @@ impl DeviceChoice {
 }
 
 /// The GPUs of a runtime, of whose memory so much may be used, or what is wrong with them. No runtime is no problem.
-fn gpus_of(runtime: Runtime, tables: &TuningTables, most_bytes: usize) -> Vec<Result<Gpu, String>> {
+fn gpus_of(
+    runtime: Runtime,
+    opened: Result<Box<dyn GpuRuntime>, GpuError>,
+    tables: &TuningTables,
+    most_bytes: usize,
+) -> Vec<Result<Gpu, String>> {
     let name = runtime.names().device;
-    let opened = match open_runtime(runtime) {
+    let opened = match opened {
         Ok(opened) => opened,
         Err(GpuError::NoRuntime { .. }) => return Vec::new(),
-        Err(error) => return vec![Err(format!("{name} is not used: {}", chain(&error)))],
+        Err(error) => {
+            let cure = error.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+            return vec![Err(format!("{name} is not used: {}{cure}", chain(&error)))];
+        }
     };
     let gpu = |ordinal| {
         let facts = opened.facts(ordinal).map_err(|error| chain(&error))?;

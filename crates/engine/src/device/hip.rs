@@ -1,25 +1,79 @@
 //! The HIP runtime and its devices, as `--device` names them.
 
-use std::env;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu::hip::{HipDriver, HipRuntime};
+use gpu::hip::{HipDriver, HipLibrary, HipRuntime, mapped_file};
 use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
 use super::{DeviceError, OpenedDevice, named_by, replays_graphs, target_of};
+use crate::kernel_driver::KernelDriver;
+use kernel::object::compile::signal_name;
 use kernel::target::{Target, TargetError, code_object};
 use kernel::tuning::TuningTables;
+use system::bounded_process::this_program;
 
-/// Makes the driver treat a chip as another one. Not ours, and never needed; it is said when it is set.
-const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
+/// What this program is started with to find out whether a HIP runtime ends its process: see [`probe`].
+pub const PROBE: &str = "__hip-probe";
 
 /// Opens the runtime: `$GPTOSS_JIT_HIP` (the library or its folder), else in `$ROCM_PATH`, `/opt/rocm` and where the
 /// loader looks.
 ///
 /// # Errors
-/// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
+/// [`GpuError::NoRuntime`] or [`GpuError::Unusable`], [`GpuError::Deadly`] where it would end this process, or
+/// [`GpuError::Call`] when it does not start.
 pub(crate) fn runtime() -> Result<HipRuntime, GpuError> {
-    HipRuntime::open(named_by(&Runtime::Hip.variable()).as_deref(), named_by("ROCM_PATH").as_deref())
+    let library = library()?;
+    survives(&library)?;
+    library.start()
+}
+
+fn library() -> Result<HipLibrary, GpuError> {
+    HipLibrary::open(named_by(&Runtime::Hip.variable()).as_deref(), named_by("ROCM_PATH").as_deref())
+}
+
+/// Starts the runtime, in a process that it may end.
+///
+/// # Errors
+/// As of [`runtime`].
+pub fn probe() -> Result<(), GpuError> {
+    library()?.start().map(drop)
+}
+
+/// Has another process start a runtime first where the driver has a chip that the library does not list: HIP 5.7 frees
+/// what it never had where it finds a gfx1151.
+fn survives(library: &HipLibrary) -> Result<(), GpuError> {
+    static SURVIVED: AtomicBool = AtomicBool::new(false);
+    if SURVIVED.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let driver = KernelDriver::here();
+    let unlisted = mapped_file(library.path()).and_then(|file| driver.unlisted(&file));
+    let is_sure = driver.gpus.is_empty() || unlisted.as_ref().is_some_and(Vec::is_empty);
+    if let Some(ending) = (!is_sure).then(ending_of_probe).flatten() {
+        let unlisted = unlisted.unwrap_or_default();
+        return Err(GpuError::Deadly {
+            runtime: Runtime::Hip,
+            library: library.path().to_owned(),
+            ending,
+            unknown: unlisted.iter().map(|gpu| gpu.describe_briefly()).collect(),
+            cure: driver.without(&unlisted),
+        });
+    }
+    SURVIVED.store(true, Ordering::Relaxed);
+    Ok(())
+}
+
+/// How a process ended that started the runtime, if it did not do so itself.
+fn ending_of_probe() -> Option<String> {
+    let mut command = Command::new(this_program());
+    let ended = command.arg(PROBE).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).output().ok()?;
+    let signal = ended.status.signal()?;
+    let said = String::from_utf8_lossy(&ended.stderr);
+    let last = said.lines().rfind(|line| !line.trim().is_empty()).map(|line| format!(", {line}"));
+    Some(format!("signal {signal}{}{}", signal_name(signal), last.unwrap_or_default()))
 }
 
 /// A device, and the target that its kernels are compiled for: what the device says it is, or `arch` where the user
@@ -30,7 +84,8 @@ pub(crate) fn runtime() -> Result<HipRuntime, GpuError> {
 pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) -> Result<OpenedDevice, DeviceError> {
     let runtime = runtime()?;
     let driver = HipDriver::new(&runtime, ordinal)?.with_graphs(replays_graphs()?);
-    for warning in overrides(driver.facts(), arch) {
+    let overridden = KernelDriver::here().told_of_overrides(&driver.facts().device, &driver.facts().arch);
+    for warning in overridden.into_iter().chain(renamed(driver.facts(), arch)) {
         tracing::warn!("{warning}");
     }
     let (mut target, warnings) = target(driver.facts(), arch, tables)?;
@@ -41,20 +96,11 @@ pub(super) fn open(ordinal: usize, arch: Option<&str>, tables: &TuningTables) ->
     Ok((target, Arc::new(driver)))
 }
 
-/// What was said of the arch, and by whom.
-fn overrides(facts: &DeviceFacts, arch: Option<&str>) -> Vec<String> {
-    let device = &facts.device;
-    let set = env::var(OVERRIDE).ok().filter(|value| !value.is_empty());
-    let by_driver = set.map(|value| {
-        format!(
-            "{OVERRIDE}={value} is set: {device} says that it is a {}, and kernels are compiled for that",
-            facts.arch
-        )
-    });
-    let by_user = arch.filter(|arch| **arch != *facts.arch).map(|arch| {
-        format!("{device} says that it is a {}: kernels are compiled for {arch}, as you asked", facts.arch)
-    });
-    by_driver.into_iter().chain(by_user).collect()
+/// What the user said of the arch, where the device says something else.
+fn renamed(facts: &DeviceFacts, arch: Option<&str>) -> Option<String> {
+    let arch = arch.filter(|arch| **arch != *facts.arch)?;
+    let DeviceFacts { device, arch: own, .. } = facts;
+    Some(format!("{device} says that it is a {own}: kernels are compiled for {arch}, as you asked"))
 }
 
 /// The tables' facts, corrected by the device's own.
@@ -103,8 +149,8 @@ mod tests {
         let tables = TuningTables::load(&[]).unwrap();
         let (target, _) = target(&facts(), Some("gfx90a"), &tables).unwrap();
         assert_eq!(target.id(), "gfx90a");
-        let warnings = overrides(&facts(), Some("gfx90a"));
-        assert!(warnings.iter().any(|w| w.contains("says that it is a gfx90a:sramecc+:xnack-")), "{warnings:?}");
+        let warning = renamed(&facts(), Some("gfx90a"));
+        assert!(warning.is_some_and(|said| said.contains("says that it is a gfx90a:sramecc+:xnack-")));
         assert!(super::target(&facts(), Some("gfx803"), &tables).is_err());
     }
 }

@@ -2,7 +2,7 @@
 
 pub mod auto;
 pub(crate) mod cuda;
-pub(crate) mod hip;
+pub mod hip;
 
 use std::env;
 use std::path::PathBuf;
@@ -163,7 +163,7 @@ impl Device {
 /// Opens a runtime, as the environment says where it is.
 ///
 /// # Errors
-/// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
+/// [`GpuError::NoRuntime`], [`GpuError::Unusable`] or [`GpuError::Deadly`]; [`GpuError::Call`] when it does not start.
 pub fn open_runtime(runtime: Runtime) -> Result<Box<dyn GpuRuntime>, GpuError> {
     Ok(match runtime {
         Runtime::Hip => Box::new(hip::runtime()?),

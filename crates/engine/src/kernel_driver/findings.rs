@@ -1,11 +1,14 @@
 //! What keeps GPUs that the machine has from being used, and what to do about it.
 
-use super::visible::taken_away;
-use super::{Access, Gpu, KernelDriver};
-use kernel::target;
+use std::{env, fs};
 
-/// Makes the runtime take a chip for another one; with `_1` behind it, that of node 1 alone.
-const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
+use super::visible::taken_away;
+use super::{Access, Gpu, KernelDriver, chips};
+use gpu::hip::mapped_file;
+use gpu::{GpuError, GpuRuntime};
+use hint::Hint;
+use kernel::target::{self, Target};
+use system::units::counted;
 
 /// ROCm's documentation says that it hides GPUs from HIP too; in the source (ROCclr, 2024) only OpenCL reads it.
 const ORDINAL: &str = "GPU_DEVICE_ORDINAL";
@@ -23,7 +26,7 @@ pub struct DriverFinding {
 }
 
 /// What a HIP runtime says.
-pub struct RuntimeSeen<'a> {
+pub(super) struct RuntimeSeen<'a> {
     pub release: Option<(u32, u32)>,
     /// How many GPUs it finds.
     pub n_devices: usize,
@@ -52,18 +55,17 @@ impl KernelDriver {
             found.push(DriverFinding::new(what, format!("`sudo modprobe amdgpu`; {NEWER_KERNEL}")));
             return found;
         }
-        found.extend(file_finding("dev/kfd", "the driver's door for computing", &self.kfd));
+        found.extend(self.file_finding("dev/kfd", "the driver's door for computing", &self.kfd));
         if self.gpus.is_empty() {
             found.push(match self.n_hidden {
                 0 => DriverFinding::new("amdgpu is loaded, and computes on no GPU", NEWER_KERNEL),
-                n => DriverFinding::new(format!("{n} nodes of the driver may not be read"), CONTAINER),
+                n => DriverFinding::new(format!("{} of the driver may not be read", counted(n, "node")), CONTAINER),
             });
         }
         for gpu in &self.gpus {
             let whose = format!("the render node of node {}, a {}", gpu.node, gpu.arch);
-            found.extend(
-                gpu.render.as_ref().and_then(|(path, access)| file_finding(&path.to_string_lossy(), &whose, access)),
-            );
+            let render = gpu.render.as_ref();
+            found.extend(render.and_then(|(path, access)| self.file_finding(&path.to_string_lossy(), &whose, access)));
         }
         found
     }
@@ -77,13 +79,69 @@ impl KernelDriver {
         self.gpus.iter().filter_map(need).collect()
     }
 
-    /// What keeps a runtime from finding GPUs that the driver has, or from taking them for what they are.
-    pub fn findings_of(
+    /// Of Linux below Windows, which has no driver of AMD's.
+    pub fn windows(&self) -> Option<DriverFinding> {
+        let what =
+            "this is WSL2: `/dev/dxg` is here instead of `/dev/kfd`, which HIP reaches through `librocdxg` alone";
+        let hint = "for a Radeon of Windows: ROCm 7.2 or newer, AMD's `librocdxg`, a driver of Windows from 2026 on, and \
+                    `HSA_ENABLE_DXG_DETECTION=1`";
+        (self.has_dxg && self.kfd.is_missing()).then(|| DriverFinding::new(what, hint))
+    }
+
+    /// What keeps AMD's GPUs from being used, the most important first. Nothing where there is none that kernels could
+    /// be compiled for, and nothing that an error of the runtime says itself.
+    pub fn obstacles(&self, hip: &Result<Box<dyn GpuRuntime>, GpuError>) -> Vec<DriverFinding> {
+        let is_known = |gpu: &Gpu| Target::gpu_or_similar(&gpu.arch).is_ok();
+        if !self.gpus.is_empty() && !self.gpus.iter().any(is_known) {
+            return Vec::new();
+        }
+        match hip {
+            Ok(opened) if opened.n_devices() == 0 => {
+                let found = self.findings().into_iter().chain(self.findings_with(opened.as_ref()));
+                found.chain(self.windows()).collect()
+            }
+            Ok(opened) => self.findings_with(opened.as_ref()),
+            Err(error @ GpuError::NoRuntime { .. }) if !self.gpus.is_empty() => {
+                let gpus: Vec<&str> = self.gpus.iter().map(|gpu| gpu.arch.as_str()).collect();
+                let hint = [self.needs(), error.hint().into_iter().collect()].concat().join("; ");
+                vec![DriverFinding::new(format!("the driver has a {}, and {error}", gpus.join(" and a ")), hint)]
+            }
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// What keeps an opened runtime from GPUs that the driver has, as the environment and the library's own list of
+    /// chips say.
+    pub fn findings_with(&self, opened: &dyn GpuRuntime) -> Vec<DriverFinding> {
+        if opened.n_devices() >= self.gpus.len() {
+            return Vec::new();
+        }
+        let library = mapped_file(&opened.path()).and_then(|library| fs::read(library).ok());
+        let knows = |arch: &str| chips::lists(library.as_ref()?, arch);
+        let seen = RuntimeSeen { release: opened.release(), n_devices: opened.n_devices(), knows: &knows };
+        self.findings_of(&seen, &|name| env::var(name).ok())
+    }
+
+    /// What to do about a runtime that does not survive some of the GPUs.
+    pub(crate) fn without(&self, deadly: &[&Gpu]) -> String {
+        let newer = |gpu: &&Gpu| Some(format!("install ROCm {} or newer: it knows {}", release(since(gpu)?), gpu.arch));
+        let mut cures: Vec<String> = deadly.iter().filter_map(newer).collect();
+        let is_other = |gpu: &Gpu| !deadly.iter().any(|one| one.node == gpu.node);
+        let others: Vec<String> =
+            (0..).zip(&self.gpus).filter(|(_, g)| is_other(g)).map(|(i, _)| i.to_string()).collect();
+        if !others.is_empty() && !deadly.is_empty() {
+            cures.push(format!("`ROCR_VISIBLE_DEVICES={}` leaves it out", others.join(",")));
+        }
+        cures.push("`--device cpu` does without it".into());
+        cures.join("; ")
+    }
+
+    /// What keeps a runtime from finding GPUs that the driver has.
+    pub(super) fn findings_of(
         &self,
         runtime: &RuntimeSeen<'_>,
         variable: &dyn Fn(&str) -> Option<String>,
     ) -> Vec<DriverFinding> {
-        let renamed = self.gpus.iter().filter_map(|gpu| renamed(gpu, runtime, variable));
         let mut found: Vec<DriverFinding> = Vec::new();
         if runtime.n_devices < self.gpus.len() {
             let gpus: Vec<&Gpu> = self.gpus.iter().collect();
@@ -95,7 +153,6 @@ impl KernelDriver {
             }
             found.extend(self.gpus.iter().filter_map(|gpu| unknown(gpu, runtime)));
         }
-        found.extend(renamed);
         let ordinal = variable(ORDINAL).filter(|list| !list.is_empty() && runtime.n_devices < self.gpus.len());
         if let (Some(list), true) = (ordinal, found.is_empty()) {
             found.push(DriverFinding::new(
@@ -105,27 +162,42 @@ impl KernelDriver {
         }
         if found.is_empty() && self.findings().is_empty() && runtime.n_devices < self.gpus.len() {
             found.push(DriverFinding::new(
-                format!("the driver has {} GPUs, and this runtime finds {}", self.gpus.len(), runtime.n_devices),
-                "`AMD_LOG_LEVEL=3 gptoss-jit devices` lets the runtime say why",
+                format!(
+                    "the driver has {}, and this runtime finds {}",
+                    counted(self.gpus.len(), "GPU"),
+                    n(runtime.n_devices)
+                ),
+                "`AMD_LOG_LEVEL=3 gptoss-jit devices` lets the runtime say why; without `libamd_comgr` HIP 6.4 finds none",
             ));
         }
         found
     }
 }
 
-/// What is wrong with a device file.
-fn file_finding(path: &str, what: &str, access: &Access) -> Option<DriverFinding> {
-    let (how, hint) = match access {
-        Access::Granted => return None,
-        Access::Missing => ("is not there".to_owned(), CONTAINER.to_owned()),
-        Access::Container => ("may not be opened in this container".to_owned(), CONTAINER.to_owned()),
-        Access::Group(group) => (
-            format!("may not be opened: it belongs to the group `{group}`, in which you are not"),
-            format!("`sudo usermod -a -G render,video $USER`, then log in again{}", of_unusual(group)),
-        ),
-        Access::Failed(error) => (format!("could not be opened: {error}"), CONTAINER.to_owned()),
-    };
-    Some(DriverFinding::new(format!("`/{path}`, {what}, {how}"), hint))
+/// `none`, `3`.
+fn n(n: usize) -> String {
+    if n == 0 { "none".into() } else { n.to_string() }
+}
+
+impl KernelDriver {
+    /// What is wrong with a device file.
+    fn file_finding(&self, path: &str, what: &str, access: &Access) -> Option<DriverFinding> {
+        let (how, hint) = match access {
+            Access::Granted => return None,
+            Access::Missing => ("is not there".to_owned(), CONTAINER.to_owned()),
+            Access::Container => ("may not be opened in this container".to_owned(), CONTAINER.to_owned()),
+            Access::Group(group) => (
+                format!("may not be opened: it belongs to the group `{group}`, in which you are not"),
+                if self.is_container {
+                    format!("start the container with `--group-add {group}` (a number, where it has no such name)")
+                } else {
+                    format!("`sudo usermod -a -G render,video $USER`, then log in again{}", of_unusual(group))
+                },
+            ),
+            Access::Failed(error) => (format!("could not be opened: {error}"), CONTAINER.to_owned()),
+        };
+        Some(DriverFinding::new(format!("`/{path}`, {what}, {how}"), hint))
+    }
 }
 
 /// The group where it is neither of the two usual ones.
@@ -134,8 +206,13 @@ fn of_unusual(group: &str) -> String {
 }
 
 /// The first release of HIP that knows a GPU, where the tables say one.
-fn since(gpu: &Gpu) -> Option<(u32, u32)> {
+pub(super) fn since(gpu: &Gpu) -> Option<(u32, u32)> {
     target::built_in().into_iter().find(|(name, _)| *name == gpu.arch)?.1.since_hip
+}
+
+/// `6.1`.
+fn release((major, minor): (u32, u32)) -> String {
+    format!("{major}.{minor}")
 }
 
 /// That a runtime is too old for a GPU.
@@ -151,20 +228,4 @@ fn unknown(gpu: &Gpu, runtime: &RuntimeSeen<'_>) -> Option<DriverFinding> {
         None => format!("a newer ROCm may know {}", gpu.arch),
     };
     Some(DriverFinding::new(format!("{release} does not know node {}, a {}", gpu.node, gpu.arch), hint))
-}
-
-/// That the environment makes the runtime take a GPU for another one.
-fn renamed(gpu: &Gpu, runtime: &RuntimeSeen<'_>, variable: &dyn Fn(&str) -> Option<String>) -> Option<DriverFinding> {
-    let own = format!("{OVERRIDE}_{}", gpu.node);
-    let set = |name: &str| Some((name.to_owned(), variable(name).filter(|value| !value.is_empty())?));
-    let (name, value) = set(&own).or_else(|| set(OVERRIDE))?;
-    let hint = match unknown(gpu, runtime) {
-        None => format!("unset `{name}`: this runtime needs no help with a {}", gpu.arch),
-        Some(too_old) => format!("{}; then unset `{name}`", too_old.hint),
-    };
-    let what = format!(
-        "`{name}={value}` hides what node {} is, a {}: kernels are compiled for another chip",
-        gpu.node, gpu.arch
-    );
-    Some(DriverFinding::new(what, hint))
 }

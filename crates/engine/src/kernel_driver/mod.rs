@@ -4,24 +4,36 @@
 //! Every path is below a root folder, `/` on a real machine.
 
 mod access;
+mod chips;
 mod findings;
 mod node;
+mod overrides;
 mod visible;
 
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 pub use access::Access;
-pub use findings::{DriverFinding, RuntimeSeen};
+pub use findings::DriverFinding;
+#[cfg(test)]
+use findings::RuntimeSeen;
 pub use node::Gpu;
+pub use overrides::{IGNORED, OVERRIDE};
+
+/// Another folder than `/` to look for the driver in: for tests.
+const ROOT: &str = "GPTOSS_JIT_TEST_SYSTEM_ROOT";
 
 /// What programs talk to the driver through.
 const KFD: &str = "dev/kfd";
+/// What Linux below Windows has instead, for GPUs of anybody.
+const DXG: &str = "dev/dxg";
 /// The GPUs and processors that the driver computes on, a folder for each.
 const NODES: &str = "sys/class/kfd/kfd/topology/nodes";
 /// There as soon as the driver is, as a module or built in.
 const MODULE: &str = "sys/module/amdgpu";
 const PCI: &str = "sys/bus/pci/devices";
+/// What Docker and Podman leave in a container.
+const CONTAINER_MARKS: [&str; 2] = [".dockerenv", "run/.containerenv"];
 
 /// AMD's number on the PCI bus.
 const AMD: u32 = 0x1002;
@@ -43,9 +55,18 @@ pub struct KernelDriver {
     pub(crate) n_hidden: usize,
     /// AMD's GPUs on the PCI bus: `0000:03:00.0 (1002:744c)`.
     pub(crate) on_bus: Vec<String>,
+    /// Whether this is Linux below Windows, with a door to its GPUs.
+    pub(crate) has_dxg: bool,
+    /// Whether this is a container of Docker or Podman.
+    pub(crate) is_container: bool,
 }
 
 impl KernelDriver {
+    /// That of this machine.
+    pub fn here() -> Self {
+        Self::read(&env::var_os(ROOT).filter(|root| !root.is_empty()).map_or_else(|| "/".into(), PathBuf::from))
+    }
+
     /// Looks below `root`.
     pub fn read(root: &Path) -> Self {
         Self::read_with(root, &access::open)
@@ -68,6 +89,8 @@ impl KernelDriver {
             gpus,
             n_hidden: nodes.n_hidden,
             on_bus: gpus_on_bus(&root.join(PCI)),
+            has_dxg: root.join(DXG).exists(),
+            is_container: CONTAINER_MARKS.iter().any(|mark| root.join(mark).exists()),
         }
     }
 

@@ -92,6 +92,11 @@ impl Gpu {
         (self.vram_bytes, self.gtt_bytes) = (bytes("mem_info_vram_total"), bytes("mem_info_gtt_total"));
     }
 
+    /// `node 1, a gfx1151`.
+    pub(crate) fn describe_briefly(&self) -> String {
+        format!("node {}, a {}", self.node, self.arch)
+    }
+
     /// `node 1: gfx1100, 0x744c at 0000:03:00.0, 96 CUs, waves of 32, 25.8 GB of memory, /dev/dri/renderD128`.
     pub fn describe(&self) -> String {
         let Self { node, arch, pci, compute_units, wave_size, .. } = self;
@@ -110,7 +115,7 @@ impl Gpu {
 }
 
 /// `gfx90a` of 90010: two decimal digits each for minor version and stepping, which names have as one hex digit.
-fn arch(version: u32) -> Option<String> {
+pub(super) fn arch(version: u32) -> Option<String> {
     let (major, minor, stepping) = (version / 10_000, version / 100 % 100, version % 100);
     (version > 0).then(|| format!("gfx{major}{minor:x}{stepping:x}"))
 }

@@ -109,6 +109,12 @@ fn a_user_outside_of_the_groups_is_told_which_and_how_to_join() {
     assert!(render.contains("`/dev/dri/renderD128`, the render node of node 1, a gfx1100"), "{render}");
     assert_eq!(join, "`sudo usermod -a -G render,video $USER`, then log in again");
 
+    // Nobody joins a group in a container.
+    fs::write(root.path().join(".dockerenv"), "").unwrap();
+    let findings = KernelDriver::read_with(root.path(), &closed).findings();
+    assert!(findings[0].hint.starts_with("start the container with `--group-add render`"), "{findings:?}");
+    fs::remove_file(root.path().join(".dockerenv")).unwrap();
+
     // A group that is not among the system's names is told by its number.
     fs::remove_file(root.path().join("etc/group")).unwrap();
     let gid = fs::metadata(root.path().join("dev/kfd")).unwrap().gid();
@@ -145,7 +151,7 @@ fn a_driver_that_computes_on_no_gpu_is_told_of() {
     // Nodes whose properties are no text cannot be read either: as those of GPUs that a container was not given.
     fs::create_dir_all(root.path().join(NODES).join("7/properties")).unwrap();
     let findings = KernelDriver::read(root.path()).findings();
-    assert_eq!(findings[0].what, "1 nodes of the driver may not be read");
+    assert_eq!(findings[0].what, "1 node of the driver may not be read");
 }
 
 #[test]
@@ -160,7 +166,7 @@ fn a_runtime_that_is_older_than_a_chip_is_told_with_one_that_is_not() {
     // The runtime's own list counts before ours.
     let listed = RuntimeSeen { release: Some((6, 4)), n_devices: 0, knows: &|_| Some(true) };
     let findings = KernelDriver::read(root.path()).findings_of(&listed, &|_| None);
-    assert_eq!(findings[0].what, "the driver has 1 GPUs, and this runtime finds 0");
+    assert_eq!(findings[0].what, "the driver has 1 GPU, and this runtime finds none");
     let unlisted = RuntimeSeen { release: Some((9, 0)), n_devices: 0, knows: &|_| Some(false) };
     let findings = KernelDriver::read(root.path()).findings_of(&unlisted, &|_| None);
     assert_eq!(findings[0].what, "HIP 9.0 does not know node 1, a gfx950");
@@ -180,10 +186,11 @@ fn variables_that_hide_a_gpu_are_named_with_the_gpu() {
         (1, &[("HIP_VISIBLE_DEVICES", "1")], "`HIP_VISIBLE_DEVICES=1` leaves out node 1, a gfx1100"),
         (0, &[("HIP_VISIBLE_DEVICES", "-1")], "`HIP_VISIBLE_DEVICES=-1` leaves out node 1, a gfx1100"),
         (
-            1,
+            0,
             &[("CUDA_VISIBLE_DEVICES", "0"), ("HIP_VISIBLE_DEVICES", "")],
-            "`CUDA_VISIBLE_DEVICES=0` leaves out node 2",
+            "`HIP_VISIBLE_DEVICES=` leaves out node 1, a gfx1100",
         ),
+        (0, &[("CUDA_VISIBLE_DEVICES", "")], "`CUDA_VISIBLE_DEVICES=` leaves out node 1, a gfx1100"),
         // HIP counts what ROCR leaves.
         (
             0,
@@ -199,22 +206,56 @@ fn variables_that_hide_a_gpu_are_named_with_the_gpu() {
     }
     let findings = with_runtime(&root, (6, 4), 1, &[("GPU_DEVICE_ORDINAL", "0")]);
     assert_eq!(texts(&findings), [("`GPU_DEVICE_ORDINAL=0` may leave GPUs out", "unset `GPU_DEVICE_ORDINAL`")]);
-    // What names all of them hides none, and an empty list is none to HIP.
-    let all = [("ROCR_VISIBLE_DEVICES", "1,0"), ("HIP_VISIBLE_DEVICES", "")];
+    // What names all of them hides none, and HIP reads the other variable where the first is not set.
+    let all = [("ROCR_VISIBLE_DEVICES", "1,0"), ("CUDA_VISIBLE_DEVICES", "0,1")];
     assert_eq!(with_runtime(&root, (6, 4), 2, &all), []);
 }
 
 #[test]
-fn an_override_is_told_with_what_the_chip_really_is() {
-    let root = machine(&[110_501]);
-    let findings = with_runtime(&root, (6, 4), 1, &[("HSA_OVERRIDE_GFX_VERSION", "11.0.0")]);
-    let [(what, hint)] = texts(&findings)[..] else { panic!("{findings:?}") };
-    assert!(what.starts_with("`HSA_OVERRIDE_GFX_VERSION=11.0.0` hides what node 1 is, a gfx1151"), "{what}");
-    assert_eq!(hint, "unset `HSA_OVERRIDE_GFX_VERSION`: this runtime needs no help with a gfx1151");
-    let old = with_runtime(&root, (5, 7), 1, &[("HSA_OVERRIDE_GFX_VERSION_1", "11.0.0")]);
-    assert!(
-        old[0].hint.starts_with("install ROCm 6.1 or newer")
-            && old[0].hint.ends_with("unset `HSA_OVERRIDE_GFX_VERSION_1`")
+fn overrides_that_hide_a_chip_are_found_and_told_with_the_chip() {
+    let root = machine(&[110_501, 110_000]);
+    let driver = KernelDriver::read(root.path());
+    let ignored = |set: &[(&str, &str)]| {
+        let set: Vec<(String, String)> = set.iter().map(|(n, v)| ((*n).into(), (*v).into())).collect();
+        driver.false_overrides(&set)
+    };
+    let all = ("HSA_OVERRIDE_GFX_VERSION", "11.0.0");
+    assert_eq!(ignored(&[all]), ["HSA_OVERRIDE_GFX_VERSION=11.0.0"], "node 1 is no gfx1100");
+    assert_eq!(ignored(&[("HSA_OVERRIDE_GFX_VERSION_1", "11.5.1"), ("HSA_OVERRIDE_GFX_VERSION_2", "11.0.0")]).len(), 0);
+    assert_eq!(ignored(&[("HSA_OVERRIDE_GFX_VERSION_2", "10.3.0")]), ["HSA_OVERRIDE_GFX_VERSION_2=10.3.0"]);
+    for nothing in [("HSA_OVERRIDE_GFX_VERSION", ""), ("HSA_OVERRIDE_GFX_VERSION_9", "1.2.3"), ("OTHER", "11.0.0")] {
+        assert_eq!(ignored(&[nothing]).len(), 0, "{nothing:?}");
+    }
+    let root = machine(&[110_000]);
+    let alone = KernelDriver::read(root.path());
+    assert_eq!(alone.false_overrides(&[("HSA_OVERRIDE_GFX_VERSION".into(), "11.0.0".into())]).len(), 0);
+    let told = driver.ignored_overrides(Some("HSA_OVERRIDE_GFX_VERSION=11.0.0"));
+    assert_eq!(
+        told,
+        ["`HSA_OVERRIDE_GFX_VERSION=11.0.0` is ignored: node 1 is a gfx1151 and node 2 is a gfx1100, and kernels are \
+             compiled for what a chip is; unset it"]
     );
-    assert_eq!(with_runtime(&root, (6, 4), 1, &[("HSA_OVERRIDE_GFX_VERSION_2", "11.0.0")]), []);
+    assert_eq!(driver.ignored_overrides(None), Vec::<String>::new());
+}
+
+#[test]
+fn windows_door_for_gpus_is_told_with_what_goes_through_it() {
+    let root = tempfile::tempdir().unwrap();
+    fs::create_dir_all(root.path().join("dev")).unwrap();
+    fs::write(root.path().join("dev/dxg"), "").unwrap();
+    let driver = KernelDriver::read(root.path());
+    assert!(!driver.is_there(), "it may be of anybody's GPU");
+    let found = driver.windows().unwrap();
+    assert!(found.what.contains("`/dev/dxg`") && found.hint.contains("HSA_ENABLE_DXG_DETECTION=1"), "{found:?}");
+    assert_eq!(KernelDriver::read(machine(&[110_000]).path()).windows(), None);
+}
+
+#[test]
+fn chips_are_looked_up_in_a_list_that_is_one() {
+    let library = b"\x7fELF gfx950 \0gfx90a\0gfx906:sramecc+\0gfx1100\0 gfx1201";
+    assert_eq!(chips::lists(library, "gfx1100"), Some(true));
+    for not_of_its_own in ["gfx950", "gfx1201", "gfx906", "gfx110"] {
+        assert_eq!(chips::lists(library, not_of_its_own), Some(false), "{not_of_its_own}");
+    }
+    assert_eq!(chips::lists(b"gfx1100\0", "gfx1100"), None);
 }

@@ -5,7 +5,8 @@ use super::node::Gpu;
 
 /// Read by ROCR, first of all. Empty, it takes all of them away.
 pub(super) const ROCR: &str = "ROCR_VISIBLE_DEVICES";
-/// Read by HIP, of what ROCR leaves: the first of these that is not empty.
+/// Read by HIP, of what ROCR leaves: the first of these that is set, also to nothing, which takes all of them away
+/// (seen with 5.7.1, 6.4.3 and 7.2.4).
 pub(super) const HIP: [&str; 2] = ["HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"];
 
 /// Those of the GPUs that a list names.
@@ -32,7 +33,7 @@ pub(super) fn taken_away<'a>(
     let mut left = gpus.to_vec();
     let mut taken = Vec::new();
     let of_rocr = variable(ROCR).map(|list| (ROCR, list));
-    let of_hip = HIP.into_iter().find_map(|name| Some((name, variable(name).filter(|list| !list.is_empty())?)));
+    let of_hip = HIP.into_iter().find_map(|name| Some((name, variable(name)?)));
     for (name, list) in of_rocr.into_iter().chain(of_hip) {
         let stay = named(&list, &left);
         let goes = left.iter().filter(|gpu| !stay.iter().any(|other| other.node == gpu.node));

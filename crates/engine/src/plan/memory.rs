@@ -30,6 +30,8 @@ pub struct MemoryPlan {
     pub streaming: usize,
     /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
     pub gain: Option<Gain>,
+    /// Whether the model has experts, which can stay in main memory.
+    pub(crate) has_experts: bool,
     /// What the processor computes beside the device, if anything.
     pub host: Option<HostPlan>,
     /// The device's name, and its memory before anything was allocated, where it says.
@@ -88,7 +90,14 @@ impl hint::Hint for DoesNotFit {
             return Some(gain.to_string());
         }
         Some(if weights - weights_in_place > free {
-            "the weights alone are too large: use weights of fewer bits, or fewer `--layers` of a `--shape`".into()
+            let experts = if self.plan.host.is_none() && self.plan.has_experts {
+                "`--n-cpu-moe auto` leaves experts in main memory, "
+            } else {
+                ""
+            };
+            format!(
+                "the weights alone are too large: {experts}`--device cpu` computes on the processor, or use weights of fewer bits"
+            )
         } else {
             "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()
         })
@@ -110,7 +119,8 @@ impl MemoryPlan {
         let [weights, weights_in_place] = weights_at(graph, Place::Device, checkpoint, driver);
         let (device, memory) = (driver.describe(), pipeline.memory()?);
         let gain = checkpoint.gain().filter(|_| weights_in_place == 0);
-        Ok(Self { weights, weights_in_place, gain, device, memory, ..Self::default() })
+        let has_experts = !checkpoint.expert_bytes().is_empty();
+        Ok(Self { weights, weights_in_place, gain, has_experts, device, memory, ..Self::default() })
     }
 
     /// What will be allocated.
@@ -227,6 +237,7 @@ mod tests {
 
     fn plan(free_bytes: usize) -> MemoryPlan {
         MemoryPlan {
+            has_experts: false,
             weights: 13_000_000_000,
             weights_in_place: 3_000_000_000,
             kv_cache: 2_000_000_000,
@@ -254,7 +265,7 @@ mod tests {
         assert!(refused.hint().unwrap().contains("--kv-memory"));
         let with = MemoryPlan { snapshots: 100_000_000, ..plan(0) }.to_string();
         assert!(with.contains("KV cache 2.000 GB (0.100 GB of it snapshots of windows), "), "{with}");
-        assert!(plan(9_999_999_999).check().unwrap_err().hint().unwrap().contains("--layers"));
+        assert!(plan(9_999_999_999).check().unwrap_err().hint().unwrap().contains("--device cpu"));
         MemoryPlan { memory: None, ..plan(0) }.check().unwrap();
     }
 }

@@ -29,7 +29,7 @@ impl CudaRuntime {
     pub fn open(explicit: Option<&Path>) -> Result<Self, GpuError> {
         let searched = explicit.iter().map(|path| path.to_path_buf()).collect();
         let cuda = Cuda::open(&cuda_driver_sys::candidates(explicit));
-        let cuda = cuda.map_err(|source| GpuError::NoRuntime { runtime: Runtime::Cuda, searched, source })?;
+        let cuda = cuda.map_err(|source| GpuError::not_opened(Runtime::Cuda, searched, source))?;
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for writes; the flags must be zero.
         let found = unsafe {

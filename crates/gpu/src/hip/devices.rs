@@ -1,9 +1,10 @@
 //! A HIP runtime and the devices that it finds.
 
-use std::env;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::{env, fs};
 
 use hip_runtime_sys::Hip;
 use hip_runtime_sys::sys::attribute;
@@ -24,21 +25,69 @@ pub struct HipRuntime {
     n_devices: usize,
 }
 
-impl HipRuntime {
-    /// Opens and initialises the runtime. A runtime that finds no device is opened all the same.
-    ///
-    /// - `explicit`: the library, or a folder that holds it; then no other is tried
-    /// - `rocm_path`: where ROCm is installed, if somebody said so
+/// Whether a runtime was started in this process.
+static STARTED: AtomicBool = AtomicBool::new(false);
+
+/// Variables that have AMD's runtime load a profiler, which writes what it saw when the process ends.
+const TOOLS: [&str; 2] = ["HSA_TOOLS_LIB", "ROCP_TOOL_LIBRARIES"];
+
+/// Ends a process in which a runtime was started, if any was, without the end of the runtime's libraries: that of ROCr
+/// 7.2 finds fault with a signal that it lost itself (`Resource leak detected by SharedSignalPool`), also in a program
+/// that does nothing but `hipMemset`. All that is to be written has to be.
+pub fn end_process(code: u8) {
+    if STARTED.load(Ordering::Relaxed) && TOOLS.iter().all(|tool| env::var_os(tool).is_none()) {
+        // SAFETY: takes any number; nothing of this process is used after it.
+        unsafe { libc::_exit(code.into()) }
+    }
+}
+
+/// The file of a library that this process has opened, which the loader may have found by its bare name.
+pub fn mapped_file(path: &Path) -> Option<PathBuf> {
+    if path.is_file() {
+        return Some(path.to_owned());
+    }
+    let maps = fs::read_to_string("/proc/self/maps").ok()?;
+    let mut mapped = maps.lines().filter_map(|line| Some(Path::new(&line[line.find('/')?..])));
+    let name = path.file_name()?.to_str()?;
+    let is_it = |file: &&Path| file.file_name().and_then(|other| other.to_str()).is_some_and(|o| o.starts_with(name));
+    mapped.find(is_it).map(Path::to_owned)
+}
+
+/// A HIP runtime that was opened, of which nothing was called yet: starting one can end the process.
+#[derive(Clone, Debug)]
+pub struct HipLibrary {
+    hip: Arc<Hip>,
+}
+
+impl HipLibrary {
+    /// Opens the runtime's library, see [`HipRuntime::open`].
     ///
     /// # Errors
-    /// [`GpuError::NoRuntime`], or [`GpuError::Call`] when it does not start.
+    /// [`GpuError::NoRuntime`] or [`GpuError::Unusable`].
     pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
-        let hip =
-            Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| GpuError::NoRuntime {
-                runtime: Runtime::Hip,
-                searched: hip_runtime_sys::searched(explicit, rocm_path),
-                source,
-            })?;
+        let hip = Hip::open(&hip_runtime_sys::candidates(explicit, rocm_path)).map_err(|source| {
+            GpuError::not_opened(Runtime::Hip, hip_runtime_sys::searched(explicit, rocm_path), source)
+        })?;
+        Ok(Self { hip: Arc::new(hip) })
+    }
+
+    /// The file that the loader took, which it may have found by its bare name.
+    pub fn file(&self) -> Option<PathBuf> {
+        mapped_file(self.hip.path())
+    }
+
+    /// What it was opened as.
+    pub fn path(&self) -> &Path {
+        self.hip.path()
+    }
+
+    /// Starts the runtime. One that finds no device is started all the same.
+    ///
+    /// # Errors
+    /// [`GpuError::Call`].
+    pub fn start(self) -> Result<HipRuntime, GpuError> {
+        let hip = self.hip;
+        STARTED.store(true, Ordering::Relaxed);
         let mut count: c_int = 0;
         // SAFETY: `count` is valid for writes; the flags must be zero.
         let found = unsafe {
@@ -51,7 +100,20 @@ impl HipRuntime {
             Err(source) => return Err(GpuError::Call { device: "hip".into(), what: "start the runtime", source }),
             Ok(()) => {}
         }
-        Ok(Self { hip: Arc::new(hip), n_devices: usize::try_from(count).unwrap_or(0) })
+        Ok(HipRuntime { hip, n_devices: usize::try_from(count).unwrap_or(0) })
+    }
+}
+
+impl HipRuntime {
+    /// Opens and initialises the runtime. A runtime that finds no device is opened all the same.
+    ///
+    /// - `explicit`: the library, or a folder that holds it; then no other is tried
+    /// - `rocm_path`: where ROCm is installed, if somebody said so
+    ///
+    /// # Errors
+    /// [`GpuError::NoRuntime`] or [`GpuError::Unusable`], or [`GpuError::Call`] when it does not start.
+    pub fn open(explicit: Option<&Path>, rocm_path: Option<&Path>) -> Result<Self, GpuError> {
+        HipLibrary::open(explicit, rocm_path)?.start()
     }
 
     fn ask(&self, ordinal: usize) -> Result<DeviceFacts, CallError> {

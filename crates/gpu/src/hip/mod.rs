@@ -16,7 +16,7 @@ use crate::power::{PciAddress, amdgpu_watts};
 use crate::runtime::{Chip, Device, Function, Gpu, LoadError};
 use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::HipCalls;
-pub use devices::HipRuntime;
+pub use devices::{HipLibrary, HipRuntime, end_process, mapped_file};
 
 /// An AMD GPU.
 pub type HipDriver = Gpu<HipChip>;

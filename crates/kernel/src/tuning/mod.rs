@@ -107,9 +107,14 @@ pub enum TuningError {
     },
 }
 
-/// One line for all stale rows, by their files; `None` where there is none.
+/// How the places of rows that are built in begin.
+const BUILT_IN: &str = "<built in>/";
+
+/// One line for all stale rows that are the user's own, by their files; `None` where there is none.
 pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {
-    let places: BTreeSet<&str> = rows.map(|row| row.place.as_str()).collect();
+    // Of those that are built in nobody but who makes the program can do anything about it: `tune lint` tells.
+    let own = rows.filter(|row| !row.place.starts_with(BUILT_IN));
+    let places: BTreeSet<&str> = own.map(|row| row.place.as_str()).collect();
     let mut files: BTreeMap<&str, usize> = BTreeMap::new();
     for place in places {
         *files.entry(place.rsplit_once(':').map_or(place, |(file, _)| file)).or_default() += 1;

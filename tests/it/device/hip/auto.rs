@@ -8,8 +8,8 @@ use crate::object::hiprtc;
 /// that the run fails.
 fn said(orders: &str, device: &str, more: &[&str]) -> String {
     let room = Room::new(orders);
-    let mut command = room.program(&["run", "-i", "Once upon a time", "-n", "6", "--device", device]);
-    let output = command.args(more).env("GPTOSS_JIT_HIPRTC", "/nowhere").env("GPTOSS_JIT_CUDA", "/nowhere").output();
+    let mut command = room.without_hiprtc(&["run", "-i", "Once upon a time", "-n", "6", "--device", device]);
+    let output = command.args(more).env("GPTOSS_JIT_CUDA", "/nowhere").output();
     let output = output.expect("the program starts");
     let err = text(&output.stderr);
     assert_eq!(output.status.success(), err.contains("the cpu is used") || err.contains("gfx803"), "{err}");
@@ -57,8 +57,8 @@ fn a_gpu_that_the_model_does_not_fit_on_is_left_out() {
     // A larger model than the tiny one.
     let shape = ["--shape", "gpt-oss-20b", "--layers", "1"];
     let room = Room::new("arch = gfx1100, gfx1151\nmultiprocessors = 96, 40\nmemory = 1000000000, 64000000000");
-    let mut command = room.program(&["run", "-i", "x", "-n", "2"]);
-    let output = command.args(shape).env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts");
+    let mut command = room.without_hiprtc(&["run", "-i", "x", "-n", "2"]);
+    let output = command.args(shape).output().expect("the program starts");
     let err = text(&output.stderr);
     assert!(err.contains("device: hip:1 (Fake gfx1151, "), "{err}");
 
@@ -70,8 +70,8 @@ fn a_gpu_that_the_model_does_not_fit_on_is_left_out() {
 #[test]
 fn a_gpu_that_cannot_be_used_is_told_of_beside_the_one_that_is() {
     let room = Room::new("arch = gfx803, gfx1100\nmultiprocessors = 200, 4");
-    let mut command = room.program(&["run", "-i", "x", "-n", "2"]);
-    let output = command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts");
+    let mut command = room.without_hiprtc(&["run", "-i", "x", "-n", "2"]);
+    let output = command.output().expect("the program starts");
     let err = text(&output.stderr);
     assert!(err.contains("device: hip:1 (Fake gfx1100"), "{err}");
     assert!(err.contains("; hip:0 is not used: nothing is known about the arch `gfx803`"), "{err}");
@@ -103,14 +103,15 @@ fn the_model_runs_on_the_gpu_that_was_taken() {
 fn more_copies_than_gpus_are_refused_by_name() {
     let room = Room::new("arch = gfx1100, gfx1103\nmultiprocessors = 48, 6");
     for device in ["hip", "auto"] {
-        let mut command = room.program(&["run", "-m", "getp", "-i", "a b", "-n", "6", "-g", "3", "--device", device]);
+        let mut command =
+            room.without_hiprtc(&["run", "-m", "getp", "-i", "a b", "-n", "6", "-g", "3", "--device", device]);
         let output = command.env("GPTOSS_JIT_CUDA", "/nowhere").output().expect("the program starts");
         let err = text(&output.stderr);
         assert!(err.contains("could not run on 3 GPUs: these are there: hip:0, hip:1"), "{err}");
         assert!(err.contains("hint: `-g 2` uses all of them"), "{err}");
     }
     let words = ["run", "-m", "getp", "-i", "a b", "-g", "2", "--device", "hip:1"];
-    let output = room.program(&words).output().expect("the program starts");
+    let output = room.without_hiprtc(&words).output().expect("the program starts");
     assert!(text(&output.stderr).contains("could not run on 2 GPUs: one is there: hip:1"), "{}", text(&output.stderr));
 }
 
@@ -118,8 +119,8 @@ fn more_copies_than_gpus_are_refused_by_name() {
 fn a_model_is_computed_by_as_many_gpus_of_one_kind_as_there_are() {
     let said = |orders: &str, tp: &str| {
         let room = Room::new(orders);
-        let mut command = room.program(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", tp]);
-        text(&command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts").stderr)
+        let mut command = room.without_hiprtc(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", tp]);
+        text(&command.output().expect("the program starts").stderr)
     };
     let stderr = said("arch = gfx1100", "2");
     assert!(stderr.contains("could not compute a model on 2 devices from hip:0 on: there is 1"), "{stderr}");
@@ -139,7 +140,7 @@ fn gpus_whose_flags_need_not_reach_each_other_compute_no_model_together() {
         for device in ["hip", "sim:gfx90a"] {
             // Before anything is compiled, which could not be.
             let words = [&[command, "--device", device, "--tp", "2"], more].concat();
-            let output = room.program(&words).env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("it starts");
+            let output = room.without_hiprtc(&words).output().expect("it starts");
             let err = text(&output.stderr);
             assert_eq!(output.status.code(), Some(1), "{words:?}: {err}");
             let first = if device == "hip" { "hip:0" } else { device };
@@ -155,8 +156,8 @@ fn gpus_whose_flags_need_not_reach_each_other_compute_no_model_together() {
     // CDNA that nobody knows has what all of it has. Others get as far as their memory.
     let said = |orders: &str| {
         let room = Room::new(orders);
-        let mut command = room.program(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", "2"]);
-        text(&command.env("GPTOSS_JIT_HIPRTC", "/nowhere").output().expect("the program starts").stderr)
+        let mut command = room.without_hiprtc(&["run", "-i", "x", "-n", "4", "--device", "hip", "--tp", "2"]);
+        text(&command.output().expect("the program starts").stderr)
     };
     assert!(said("arch = gfx908, gfx908").contains("from hip:0 on: on gfx908"), "{}", said("arch = gfx908, gfx908"));
     for arch in ["gfx942", "gfx950", "gfx1100"] {

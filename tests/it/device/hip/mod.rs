@@ -12,6 +12,7 @@ mod run;
 mod serving;
 mod several;
 mod shared;
+mod unused;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -48,9 +48,9 @@ pub trait Compiler: fmt::Debug + Sync {
     /// Whatever kept it from making an object.
     fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure>;
 
-    /// What can be done where not even the canary compiles.
-    fn hint(&self, how: &How, target: &str) -> String {
-        let _ = (how, target);
+    /// What can be done where not even the canary compiles; `log` is what the compiler said.
+    fn hint(&self, how: &How, target: &str, log: &str) -> String {
+        let _ = (how, target, log);
         "`gptoss-jit doctor` shows which compiler was found".into()
     }
 }

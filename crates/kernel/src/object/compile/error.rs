@@ -124,6 +124,12 @@ impl CompileError {
         matches!(self, Self::Failed { how: How::Rejected, .. })
     }
 
+    /// Whether the compiler is not there, as opposed to not working.
+    pub fn is_absence(&self) -> bool {
+        let is_unavailable = matches!(self, Self::Canary { how: How::Unavailable, .. });
+        is_unavailable || matches!(self, Self::NoHostCompiler { .. } | Self::NotThere { .. })
+    }
+
     /// Whether no other kernel would fare better with this compiler.
     pub(crate) fn is_hopeless(&self) -> bool {
         matches!(self, Self::GivenUp { .. } | Self::NoHostCompiler { .. } | Self::NotThere { .. } | Self::Canary { .. })

@@ -85,11 +85,15 @@ impl Compiler for Hiprtc {
         made.map(|made| CompileOutput { facts: [made.facts, vec![fact]].concat(), ..made })
     }
 
-    fn hint(&self, how: &How, target: &str) -> String {
+    fn hint(&self, how: &How, target: &str, log: &str) -> String {
         match how {
             How::Unavailable => {
                 "install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into()
             }
+            _ if log.contains("cannot find ROCm device library") => format!(
+                "this hipRTC has no device library for {target}, as those of Debian's packages have none for families of \
+                 chips: `--device hip` compiles for the chip itself; AMD's packages have it from ROCm 6.3 on"
+            ),
             _ => format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
         }
     }

@@ -36,6 +36,8 @@ pub struct Identity {
 /// An identity and the files it holds for.
 #[derive(Serialize, Deserialize)]
 struct Record {
+    /// The compiler's name, and the target that it was asked for.
+    way: Option<(String, String)>,
     identity: Identity,
     files: Vec<Stamp>,
 }
@@ -56,9 +58,22 @@ pub(super) fn find(
     let identity = Identity::new(&toolchain.name, &made);
     let files = stamps(&made.files, start);
     if let Some(path) = path.filter(|_| !files.is_empty()) {
-        remember(&path, &identity, &files);
+        let way = Some((toolchain.name.clone(), target.to_owned()));
+        remember(&path, &Record { way, identity: identity.clone(), files: files.clone() });
     }
     Ok((identity, files))
+}
+
+/// Who compiled for a target when there was such a compiler last: what it made is in the cache by that identity.
+pub(super) fn last_known(options: &CompilerOptions, compiler: &str, target: &str) -> Option<Identity> {
+    let entries = fs::read_dir(options.identities.as_ref()?).ok()?.flatten().map(|entry| entry.path());
+    let record = |path: PathBuf| {
+        let written = fs::metadata(&path).and_then(|file| file.modified()).ok()?;
+        let record: Record = toml::from_str(str::from_utf8(&trust::read(&path, MAX_RECORD_BYTES).ok()?).ok()?).ok()?;
+        let is_its = record.way.is_some_and(|(name, of)| name == compiler && of == target);
+        is_its.then_some((written, record.identity))
+    };
+    entries.filter_map(record).max_by_key(|(written, _)| *written).map(|(_, identity)| identity)
 }
 
 /// The identity, and the files of the compiler, from the canary alone: for who wants to know whether it works now.
@@ -117,7 +132,7 @@ fn compile_canary(
             }
             _ => None,
         }
-        .unwrap_or_else(|| compiler.hint(&failure.how, target)),
+        .unwrap_or_else(|| compiler.hint(&failure.how, target, &failure.log)),
         target: target.into(),
         how: failure.how,
         log: failure.log,
@@ -140,8 +155,8 @@ fn recall(path: &Path) -> Option<Record> {
         }
     };
     let record: Record = toml::from_str(str::from_utf8(&bytes).ok()?).ok()?;
-    // No files, no way of noticing a change.
-    (!record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
+    // No files, no way of noticing a change; and what does not say whose it is was written by an older program.
+    (record.way.is_some() && !record.files.is_empty() && record.files.iter().all(Stamp::holds)).then_some(record)
 }
 
 /// Stamps of the compiler's files. None at all if one changed since the canary began: it may not be the one that
@@ -152,8 +167,8 @@ fn stamps(files: &[PathBuf], start: SystemTime) -> Vec<Stamp> {
 }
 
 /// Failing to remember costs the next start a canary, so it is not an error.
-fn remember(path: &Path, identity: &Identity, files: &[Stamp]) {
-    if let Err(error) = write(path, &Record { identity: identity.clone(), files: files.to_vec() }) {
+fn remember(path: &Path, record: &Record) {
+    if let Err(error) = write(path, record) {
         tracing::debug!("could not remember the compiler's identity in `{}`: {error}", path.display());
     }
 }

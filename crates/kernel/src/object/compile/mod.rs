@@ -164,6 +164,8 @@ struct KnownCompilers {
     /// What it was asked for, by which toolchain.
     toolchain: Toolchain,
     stated: Option<Stated>,
+    /// It was there once, and is not now: what the cache has of it is all that there is.
+    absence: Option<CompileError>,
 }
 
 impl fmt::Debug for Compilers {
@@ -195,9 +197,19 @@ impl Compilers {
             let toolchain = self.toolchain(compiler)?;
             let (identity, files) = identity::find(&self.options, &toolchain, target)?;
             let stated = (!files.is_empty()).then(|| Stated { facts: identity.facts.clone(), files });
-            Ok(KnownCompilers { identity: Arc::new(identity), toolchain, stated })
+            Ok(KnownCompilers { identity: Arc::new(identity), toolchain, stated, absence: None })
         };
+        let find = || find().or_else(|error| self.absent(compiler, target, error));
         known.entry((compiler.to_owned(), target.to_owned())).or_insert_with(find).clone()
+    }
+
+    /// The identity of a compiler that is not there any more, for what the cache has of it.
+    fn absent(&self, compiler: &str, target: &str, error: CompileError) -> Result<KnownCompilers, CompileError> {
+        let last = error.is_absence().then(|| identity::last_known(&self.options, compiler, target)).flatten();
+        let Some(identity) = last else { return Err(error) };
+        tracing::warn!("{} is not there: kernels come from the cache alone", title(compiler));
+        let (identity, toolchain) = (Arc::new(identity), Toolchain::new(compiler, None));
+        Ok(KnownCompilers { identity, toolchain, stated: None, absence: Some(error) })
     }
 
     /// Who compiles for a target and in which files it was found, by compiling a canary kernel now.
@@ -216,6 +228,9 @@ impl Compilers {
     /// again; after [`CompileError::CompilerChanged`] the compiler has another identity.
     pub fn compile(&self, request: &Request) -> Result<Compiled, CompileError> {
         let known = self.known(request.compiler, &request.target)?;
+        if let Some(absence) = known.absence {
+            return Err(absence);
+        }
         let identity = Arc::clone(&known.identity);
         let job = self.job(request, known);
         if let Some(error) = self.given_up(request) {

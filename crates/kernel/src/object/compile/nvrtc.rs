@@ -66,7 +66,7 @@ impl Compiler for Nvrtc {
         rtc::compile(&NVRTC, job)
     }
 
-    fn hint(&self, how: &How, target: &str) -> String {
+    fn hint(&self, how: &How, target: &str, _log: &str) -> String {
         match how {
             How::Unavailable => {
                 "install CUDA's NVRTC, or name the library or its folder in `GPTOSS_JIT_NVRTC`; no GPU is needed".into()

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use rtc::{Compiler, Image, Rtc};
+use rtc::{Compiler, ENVIRONMENTS, Image, Rtc};
 
 use super::CompileError;
 use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
@@ -27,6 +27,14 @@ pub(super) fn find(
     for name in [compiler.root_variable, "LD_LIBRARY_PATH"] {
         if let Ok(value) = env::var(name) {
             toolchain.environment.insert(name.into(), value);
+        }
+    }
+    for name in ENVIRONMENTS {
+        let environment = env::var(name).ok().filter(|path| !path.is_empty());
+        // One without its wheels is nothing to a compiler.
+        let has_wheels = |path: &String| !compiler.installation.in_environment(Path::new(path)).is_empty();
+        if let Some(path) = environment.filter(has_wheels) {
+            toolchain.environment.insert(name.into(), path);
         }
     }
     Ok(toolchain)

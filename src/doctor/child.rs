@@ -1,5 +1,5 @@
-//! This program as a child, for one part of a report: what it printed, and how it ended. Whatever a kernel or a driver
-//! does to the child leaves the report alone.
+//! This program as a child, for one part of a report or a verdict: what it printed, and how it ended. Whatever a kernel
+//! or a driver does to the child leaves the report alone.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
@@ -24,6 +24,8 @@ pub(super) struct Ended {
     pub(crate) notes: Vec<String>,
     /// None if it did what it was to do; else how it ended.
     pub(crate) problem: Option<String>,
+    /// Whether that is that its time was up.
+    pub(crate) is_late: bool,
     pub(crate) took: Duration,
 }
 
@@ -55,6 +57,7 @@ pub(super) fn run(words: &[String], limit: Duration) -> io::Result<Ended> {
             Some(status) => problem(status, &notes),
             None => Some(format!("it was stopped after {:.0} s", limit.as_secs_f64())),
         },
+        is_late: status.is_none(),
         notes: notes.lines().map(str::trim_end).filter(|line| !line.is_empty()).map(str::to_owned).collect(),
         took: start.elapsed(),
     })
@@ -67,12 +70,12 @@ fn read(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The error that it told last, or how it ended without one.
+/// The error that it told, below which there may be those of a compiler, or how it ended without one.
 fn problem(status: ExitStatus, notes: &str) -> Option<String> {
     if status.success() {
         return None;
     }
-    let told = notes.lines().rev().find_map(|line| line.strip_prefix("error: "));
+    let told = notes.lines().find_map(|line| line.strip_prefix("error: "));
     Some(match (status.signal(), told) {
         (Some(signal), _) => format!("signal {signal}{} ended it", signal_name(signal)),
         (None, Some(told)) => told.to_owned(),
