@@ -15,7 +15,6 @@ use crate::args::source::TargetArgs;
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::{Device, OpenedDevice, SEED_VARIABLE, simulator_seed, stand_in};
-use kernel::object::compile::compiler_for;
 use kernel::object::store::Store;
 use kernel::target::compute_unit::ComputeUnit;
 use kernel::target::{Platform, Target};
@@ -257,7 +256,10 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError(message).into());
     }
     // No compiler is one error, not one for each kernel.
-    store.compiler().identity(compiler_for(target).name(), &target.id())?;
+    store.try_compiler(target)?;
+    if is_simulated && !args.speed {
+        store.try_compiler(&target.clone().simulated())?;
+    }
     if args.speed {
         let (source, facts) = (&args.target.source, tables.facts(&target.arch));
         return speed::run(&checker, &selection, facts, (source, &args.shape), output);

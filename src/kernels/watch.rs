@@ -19,12 +19,13 @@ use hint::chain;
 use kernel::choice::Chooser;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
-use kernel::target::{Language, Target};
+use kernel::target::{Language, Platform, Target};
 use kernel::template::library::{Broken, Library};
 use kernel::tuning::TuningTables;
 use system::bounded_process::this_program;
 use workbench::check::parent::Children;
 use workbench::check::{Checked, Checker, Selection};
+use workbench::isa::speed::IssueModel;
 use workbench::predict::Prediction;
 use workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
 
@@ -78,6 +79,13 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
     };
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
     let store = Store::from_env()?;
+    store.try_compiler(&target)?;
+    if matches!(on, On::Simulator) {
+        store.try_compiler(&target.clone().simulated())?;
+        if let Some(notice) = IssueModel::find(&target.arch).notice().filter(|_| target.platform == Platform::Amd) {
+            output.note(&notice);
+        }
+    }
     let today = Arc::new(today(&source, &target)?);
     let (mut last, mut before): (Option<Vec<u8>>, Option<Vec<u8>>) = (None, None);
     loop {

@@ -247,6 +247,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());
     let mut judge = setup.judge()?;
+    if let Some(notice) = judge.notice() {
+        output.note(&notice);
+    }
     let effort = setup.effort();
     let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
     let decides_by_steps = setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps();

@@ -75,6 +75,11 @@ impl<'a> Judging<'a> {
         }
     }
 
+    /// What is to be told once of how times are had.
+    pub(crate) fn notice(&self) -> Option<String> {
+        if let Self::Model(model) = self { model.notice() } else { None }
+    }
+
     /// Leaves the device to others.
     pub(crate) fn rest(&mut self) {
         if let Self::Device(device) = self {
@@ -99,6 +104,7 @@ impl Setup {
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
         let store = Store::from_env()?;
+        store.try_compiler(chooser.target())?;
         Ok(Self { args: args.clone(), chooser, tables, store, job, which, checkpoint, precision, opened })
     }
 

@@ -16,6 +16,7 @@ pub mod code_object;
 mod cubin;
 pub mod cuda;
 pub mod elf;
+mod gcn_code;
 pub mod hip;
 pub mod host;
 #[cfg(target_os = "linux")]
@@ -33,6 +34,7 @@ mod team;
 pub use cubin::code as cubin_code;
 pub use error::GpuError;
 pub use facts::{DeviceFacts, GpuRuntime, Runtime, RuntimeNames};
+pub use gcn_code::code as gcn_code;
 pub use launch::{Argument, ArgumentKind, ArgumentSpec, Graph, Kernel, KernelSpec, Launch};
 pub use mailbox::Mailbox;
 pub use memory::{ALIGNMENT_BYTES, Buffer, BufferView};

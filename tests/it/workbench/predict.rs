@@ -1,6 +1,7 @@
 //! Predicted times: of a kernel that hipRTC makes, and held against a journal, which here says what it is told to.
 
 use std::path::Path;
+use std::process::Command;
 
 use format::Dtype;
 use kernel::target::Target;
@@ -16,6 +17,10 @@ use crate::workbench::isa::llvm;
 
 /// The program with hipRTC and LLVM's tools, where they are.
 fn run(args: &[&str]) -> Ran {
+    Ran::new(args, with_tools(args).output().expect("started"))
+}
+
+fn with_tools(args: &[&str]) -> Command {
     let mut command = command(shared_cache(), args);
     for (variable, fetched) in [("GPTOSS_JIT_HIPRTC", "target/hiprtc"), ("GPTOSS_JIT_LLVM", "target/llvm")] {
         let named = std::env::var_os(variable).map(Into::into);
@@ -24,7 +29,7 @@ fn run(args: &[&str]) -> Ran {
             command.env(variable, folder);
         }
     }
-    Ran::new(args, command.output().expect("started"))
+    command
 }
 
 fn line(rows: u32, time_us: f64) -> String {
@@ -157,4 +162,31 @@ fn a_kernel_whose_loop_the_instruction_cache_does_not_hold_has_no_prediction() {
     assert!(bytes > 64 && said.contains("more than the instruction cache of 64 holds: no prediction"), "{said}");
     assert!(tune(bytes - 1).fails(1).contains("no prediction"));
     assert!(tune(bytes).ok().text().contains("rmsnorm/row"));
+}
+
+/// What Debian's LLVM 14 says of a chip that came later.
+const OLD_MCA: &str = "#!/bin/sh\ncase \"$1\" in --version) echo '  Debian LLVM version 14.0.6'; exit 0;; esac\n\
+     echo \"llvm-mca: error: unable to find instruction-level scheduling information for target triple\" >&2\nexit 1\n";
+
+#[test]
+fn tune_ends_without_an_llvm_that_knows_the_chip() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mca = folder.path().join("llvm-mca");
+    std::fs::write(&mca, OLD_MCA).expect("written");
+    std::fs::set_permissions(&mca, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    for arch in ["gfx1100", "gfx942"] {
+        let args = ["tune", "--arch", arch, "--op", "rmsnorm", "--tokens", "8", "--most", "2", "--dry-run"];
+        let mut command = with_tools(&args);
+        command.env("PATH", &path).env_remove("GPTOSS_JIT_LLVM").current_dir(folder.path());
+        command.env("GPTOSS_JIT_CACHE", folder.path().join("cache"));
+        let ran = Ran::new(&args, command.output().expect("started")).ok();
+        assert_eq!(ran.stderr.matches("times are predicted by counting instructions").count(), 1, "{}", ran.stderr);
+        assert!(ran.stderr.contains("tests/fetch-llvm.sh"), "{}", ran.stderr);
+        assert!(ran.text().contains("rmsnorm/row"), "{}", ran.text());
+    }
 }

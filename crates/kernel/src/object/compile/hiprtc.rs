@@ -17,6 +17,10 @@ use crate::template::Precision;
 /// The user's word on where hipRTC is: see [`Toolchain::hiprtc_in`].
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_HIPRTC";
 
+/// How to come by one without ROCm.
+const FETCH: &str =
+    "`tests/fetch-hiprtc.sh target/hiprtc` fetches a hipRTC (Debian), and `GPTOSS_JIT_HIPRTC=target/hiprtc` names it";
+
 /// The header that hipRTC has its compiler read before every source, and ours, which is read in its place.
 const HEADER_NAME: &str = "hiprtc_runtime.h";
 const HEADER: &str = include_str!("hiprtc_runtime.h");
@@ -88,7 +92,7 @@ impl Compiler for Hiprtc {
     fn hint(&self, how: &How, target: &str) -> String {
         match how {
             How::Unavailable => {
-                "install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into()
+                format!("{FETCH}, or install ROCm; no GPU is needed")
             }
             _ => format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
         }
@@ -129,7 +133,8 @@ impl Toolchain {
             let library = HIPRTC.candidates(Some(&folder), None).into_iter().next()?;
             Some((folder, library))
         });
-        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`";
+        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or what `tests/fetch-hiprtc.sh target/hiprtc` fetches, \
+                    or unset `GPTOSS_JIT_HIPRTC`";
         let (folder, library) = found.ok_or(CompileError::NotThere { compiler: Hiprtc.title(), root, hint })?;
         let loader = folder.join("ld-linux-x86-64.so.2");
         let launcher = if loader.is_file() {

@@ -8,6 +8,7 @@
 
 mod answer;
 mod compiler;
+mod disassembly;
 pub(super) mod error;
 mod evidence;
 mod folder;
@@ -274,6 +275,39 @@ impl Compilers {
             options: request.options.clone(),
             memory_bytes: self.options.memory_bytes,
             stated: known.stated,
+            reads: None,
+        }
+    }
+
+    /// The machine code of a kernel in an object for a GPU of AMD's, as text: `0000000000001700 <entry>:`, then of each
+    /// instruction a line of a tab, its text, `// `, its address, `:` and, of a branch, ` <entry+0x1c>`. With lines,
+    /// one of `; ` and the places in the source (`kernel.hip:41`, and behind it where that was inlined) goes before an
+    /// instruction of others than the one before. comgr, which hipRTC brings, reads it in a worker.
+    ///
+    /// # Errors
+    /// If there is no hipRTC, or its comgr cannot read the object.
+    pub fn disassemble(
+        &self,
+        object: &[u8],
+        entry: &str,
+        target: &str,
+        with_lines: bool,
+    ) -> Result<String, CompileError> {
+        let job = CompileJob {
+            toolchain: self.toolchain(hiprtc::Hiprtc.name())?,
+            source: String::new(),
+            entry: entry.to_owned(),
+            target: target.to_owned(),
+            options: Vec::new(),
+            memory_bytes: self.options.memory_bytes,
+            stated: None,
+            reads: Some(job::Reads { object: object.to_vec(), with_lines }),
+        };
+        match process::compile(&self.options, &format!("the code of `{entry}`"), &job)? {
+            Ok(made) => Ok(String::from_utf8_lossy(&made.object).into_owned()),
+            Err(Failure { how, log }) => {
+                Err(CompileError::NoCode { entry: entry.into(), target: target.into(), how, log })
+            }
         }
     }
 

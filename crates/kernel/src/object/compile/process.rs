@@ -245,6 +245,7 @@ mod tests {
             options: Vec::new(),
             memory_bytes: 0,
             stated: None,
+            reads: None,
         };
         let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
         assert_eq!(
