@@ -83,6 +83,7 @@ pub(super) fn run(args: &PredictArgs, output: &Output) -> anyhow::Result<()> {
     let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
     let target = args.target.target(&tables)?;
     let facts = tables.facts(&target.arch).cloned();
+    store.try_compiler(&target)?;
     let chooser = Chooser::new(library, tables, target)?;
     let predictor = Predictor::new(chooser.library(), chooser.target(), &store, facts.as_ref())?;
     if let Some(notice) = predictor.model().and_then(IssueModel::notice) {

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Args, JobArgs};
 use crate::TUNE_WORKER;
@@ -249,10 +249,20 @@ impl Setup {
         effort: &'a TuneEffort,
         judge: &'a mut Judging<'_>,
         journal: &'a mut Journal,
-        progress: &'a dyn Progress,
+        (progress, until): (&'a dyn Progress, Option<Instant>),
     ) -> Tuner<'a> {
         let Self { chooser, store, job, .. } = self;
-        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress, best_us: BTreeMap::new() }
+        Tuner {
+            chooser,
+            store,
+            job,
+            effort,
+            judge: judge.as_judge(),
+            journal,
+            progress,
+            best_us: BTreeMap::new(),
+            until,
+        }
     }
 
     /// The journal of this target, in the cache's folder unless another one is named.

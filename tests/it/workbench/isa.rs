@@ -88,7 +88,7 @@ fn matrix_loop(llvm: &Llvm, arch: &str) -> Option<(Code, LoopSpeed)> {
     let source = MATRIX.replace("UNIT", unit).replace("SUM", sum);
     let option = format!("--offload-arch={arch}");
     let object = compiler.compile(&hiprtc::request(&source, arch, &["-O3", &option])).expect(arch).object;
-    let code = Code::disassemble(&compiler, &object, "k", arch).expect(arch);
+    let code = Code::disassemble(compiler, &object, "k", arch).expect(arch);
     let loops = code.loops();
     let [found] = loops.as_slice() else { panic!("{arch}: {loops:?}") };
     let tables = TuningTables::load(&[]).expect("built in");
@@ -295,7 +295,7 @@ fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
         let theirs = Request { source: format!("{}{ANOTHER_WORD}", ours.source), ..ours };
         let made = compiler.compile(&theirs).unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         assert_eq!(made.log, "", "what the first header lacks is not told");
-        let other = Code::disassemble(&compiler, &made.object, &rendered.entry, arch).expect("a kernel");
+        let other = Code::disassemble(compiler, &made.object, &rendered.entry, arch).expect("a kernel");
         let text = |code: &Code| code.instructions.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
         assert_eq!(text(code), text(&other), "{arch}: {op}/{variant}");
     }

@@ -11,7 +11,7 @@ use kernel::template::work::Padded;
 use kernel::template::{Precision, Problem};
 use serde_json::{Value, json};
 
-use crate::fixtures::program::{Ran, command, repository, shared_cache};
+use crate::fixtures::program::{self, Ran, command, repository, shared_cache};
 use crate::object::hiprtc;
 use crate::workbench::isa::llvm;
 
@@ -189,4 +189,46 @@ fn tune_ends_without_an_llvm_that_knows_the_chip() {
         assert!(ran.stderr.contains("tests/fetch-llvm.sh"), "{}", ran.stderr);
         assert!(ran.text().contains("rmsnorm/row"), "{}", ran.text());
     }
+}
+
+/// A kernel that is fast and stores zeros.
+const CHEAT: &str = r#"{#
+op = "linear"
+summary = "stores zeros"
+[requires]
+dtypes = { weight = ["bf16"] }
+[launch]
+grid = ["ceil_div(out_features, 64)", "n_tokens"]
+block_size = "64"
+#}
+{% include "lib/hip/vectors.hip.j2" %}
+
+{{ signature }} {
+  const u32 n = blockIdx.x * 64 + threadIdx.x;
+  if (n < {{ out_features }}) y[(size_t)blockIdx.y * {{ out_features }} + n] = 0;
+}
+"#;
+
+#[test]
+fn what_is_fast_and_wrong_gets_no_row() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _ = program::file(folder.path(), "cheat/linear/cheat.hip.j2", CHEAT.as_bytes());
+    let name = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (templates, journal) = (name("cheat"), name("journal.jsonl"));
+    let tune = |tuning: &str, more: &[&str]| {
+        let args = ["tune", "--arch", "gfx1100", "--op", "linear", "--variant", "cheat", "--tokens", "8", "--write"];
+        let dims = ["--dims", "in_features=2880,out_features=5120", "--templates", &templates, "--journal", &journal];
+        let ran = run(&[&args[..], &dims, &["--tuning", tuning], more].concat()).ok();
+        let table = std::fs::read_to_string(Path::new(tuning).join("gfx1100.toml")).unwrap_or_default();
+        (ran, table)
+    };
+    let (ran, table) = tune(&name("checked"), &[]);
+    assert!(ran.stderr.contains("linear/cheat is wrong in the simulator"), "{}", ran.stderr);
+    assert!(!table.contains("linear/cheat") && !ran.text().contains("rows that are written"), "{table}{}", ran.text());
+    let (ran, table) = tune(&name("unchecked"), &["--unchecked"]);
+    assert!(table.contains("linear/cheat"), "{}", ran.stderr);
+    assert!(ran.text().trim_end().lines().last().is_some_and(|line| line.contains("linear/cheat")), "{}", ran.text());
 }

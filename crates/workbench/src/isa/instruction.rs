@@ -39,6 +39,11 @@ impl Instruction {
         (!text.is_empty()).then(|| Self { target, ..Self::plain(address, text) })
     }
 
+    /// Where it is, in bytes.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
     /// One that goes nowhere else and of whose source nothing is known.
     pub(super) fn plain(address: u64, text: &str) -> Self {
         Self { address, text: text.to_owned(), target: None, places: Arc::from([]) }

@@ -39,6 +39,9 @@ pub enum CompileError {
         /// How long it was waited for, each time.
         deadline_s: u64,
     },
+    /// Nothing is compiled any more, as was asked for.
+    #[error("did not compile kernel `{kernel}`: the time was over")]
+    TimeIsOver { kernel: Box<str> },
     /// The canary kernel did not compile.
     #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
     Canary {
@@ -148,6 +151,7 @@ impl Hint for CompileError {
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
                     .into(),
             ),
+            Self::TimeIsOver { .. } => None,
             Self::NotThere { hint, .. } => Some((*hint).into()),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written and has room".into()),

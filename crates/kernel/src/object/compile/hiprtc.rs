@@ -25,6 +25,9 @@ const FETCH: &str =
 const HEADER_NAME: &str = "hiprtc_runtime.h";
 const HEADER: &str = include_str!("hiprtc_runtime.h");
 
+/// A word that hipRTC's header does not have. What uses it did not compile with ours.
+const ASSERT: &str = "-Dassert(...)=((__VA_ARGS__)?(void)0:__builtin_trap())";
+
 /// hipRTC, for AMD GPUs.
 #[derive(Debug)]
 pub(super) struct Hiprtc;
@@ -80,7 +83,9 @@ impl Compiler for Hiprtc {
         let made = match rtc::compile(&HIPRTC, job) {
             Err(Failure { how: How::Rejected, .. }) => {
                 fs::remove_file(HEADER_NAME).and_then(|()| forget_printed()).map_err(cannot)?;
-                rtc::compile(&HIPRTC, job)
+                let mut job = job.clone();
+                job.options.push(ASSERT.into());
+                rtc::compile(&HIPRTC, &job)
             }
             made => made,
         };
@@ -100,7 +105,7 @@ impl Compiler for Hiprtc {
 }
 
 /// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
-fn forget_printed() -> io::Result<()> {
+pub(super) fn forget_printed() -> io::Result<()> {
     let mut printed = fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
     printed.set_len(0)?;
     printed.rewind()

@@ -38,6 +38,7 @@ pub use identity::Identity;
 pub use job::signal_name;
 pub use job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
+pub use sim::unknown_word;
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
 
@@ -151,6 +152,8 @@ pub struct Compilers {
     known: Mutex<BTreeMap<(String, String), Result<KnownCompilers, CompileError>>>,
     /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
     stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
+    /// When nothing is compiled any more.
+    until: Mutex<Option<Instant>>,
     swept: Once,
 }
 
@@ -176,7 +179,26 @@ impl fmt::Debug for Compilers {
 impl Compilers {
     /// Nothing is looked for until it is needed.
     pub fn new(options: CompilerOptions) -> Self {
-        Self { options, known: Mutex::default(), stopped: Mutex::default(), swept: Once::new() }
+        Self {
+            options,
+            known: Mutex::default(),
+            stopped: Mutex::default(),
+            until: Mutex::default(),
+            swept: Once::new(),
+        }
+    }
+
+    /// From then on nothing is compiled, and what is being compiled is stopped: [`CompileError::TimeIsOver`].
+    pub fn compile_until(&self, until: Option<Instant>) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    fn until(&self) -> Option<Instant> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.until().is_some_and(|until| Instant::now() >= until)
     }
 
     /// Who compiles for a target. Found out once per process: remembered on disk while the compiler's files stay as
@@ -222,8 +244,15 @@ impl Compilers {
         if let Some(error) = self.given_up(request) {
             return Err(error);
         }
+        let over = || CompileError::TimeIsOver { kernel: request.label.as_str().into() };
+        if self.is_over() {
+            return Err(over());
+        }
         let start = Instant::now();
         let made = self.attempt_twice(&request.label, &job);
+        if self.is_over() && matches!(made, Err(CompileError::Failed { how: How::TimedOut { .. }, .. })) {
+            return Err(over());
+        }
         self.count_stops(request, &made);
         let made = made?;
         if made.facts != identity.facts {
@@ -316,7 +345,7 @@ impl Compilers {
     }
 
     fn attempt_twice(&self, label: &str, job: &CompileJob) -> Result<CompileOutput, CompileError> {
-        let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
+        let compile = || process::compile_until(&self.options, &format!("kernel `{label}`"), job, self.until());
         let first = match compile()? {
             Ok(made) => return Ok(made),
             Err(failure) => failure,
