@@ -43,6 +43,8 @@ enum Verb {
         /// What comes first: the largest, the most recently used, or by name
         #[arg(long, value_enum, default_value_t = Sort::Used)]
         sort: Sort,
+        /// Only entries that have all of these words in label, target, backend or state: `linear/ gfx1100 failure`
+        words: Vec<String>,
     },
     /// Show what is known about an entry
     Show {
@@ -127,7 +129,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let folder = Folder::open(&root)?;
     match args.verb {
         Verb::Dir => Ok(()),
-        Verb::Ls { sort } => ls(&folder, sort, output),
+        Verb::Ls { sort, words } => ls(&folder, sort, &words, output),
         Verb::Show { entry, source, log } => show(&folder, &entry, source, log, output),
         Verb::Explain { what, other, kernel } if what.contains('/') => {
             explain_kernel(&what, other.as_deref(), &kernel, output)
@@ -144,8 +146,13 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-fn ls(folder: &Folder, sort: Sort, output: &Output) -> anyhow::Result<()> {
+fn ls(folder: &Folder, sort: Sort, words: &[String], output: &Output) -> anyhow::Result<()> {
     let mut entries = folder.list()?;
+    entries.retain(|entry| {
+        let key = entry.meta.as_ref().map(|meta| &meta.key).ok();
+        let told = [label(entry), key.map_or("", |key| &key.target), key.map_or("", |key| &key.backend), state(entry)];
+        words.iter().all(|word| told.iter().any(|told| told.contains(word.as_str())))
+    });
     match sort {
         Sort::Size => entries.sort_by_key(|entry| std::cmp::Reverse(entry.size_bytes)),
         Sort::Used => entries.sort_by_key(|entry| std::cmp::Reverse(entry.last_used)),

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Fetches LLVM's tools (llvm-objdump, llvm-mca, llc), which need no root, and installs nothing: the
+# Fetches LLVM's tools (llvm-mca, llc), which need no root, and installs nothing: the
 # Debian packages, unpacked into a folder by tests/fetch-debian.sh.
 #
 #   tests/fetch-llvm.sh DIR      prints DIR; point GPTOSS_JIT_LLVM at it
@@ -11,5 +11,5 @@ if [ $# -ne 1 ] || [ -z "$1" ]; then
     echo "usage: $0 DIR" >&2
     exit 2
 fi
-"$(dirname "$0")/fetch-debian.sh" "$1" usr/lib/llvm-22/bin/llvm-objdump llvm-22
+"$(dirname "$0")/fetch-debian.sh" "$1" usr/lib/llvm-22/bin/llvm-mca llvm-22
 cd "$1" && pwd -P

@@ -28,6 +28,7 @@ use model::checkpoint::Checkpoint;
 use model::config::NamedShape;
 use workbench::bench::roofline::{Cost, Model};
 use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
+use workbench::isa::speed::IssueModel;
 use workbench::predict::step::{LaunchTime, StepLaunch, StepTime, error_on_h200};
 use workbench::predict::{PredictError, Prediction, Predictor, Round};
 use workbench::timing::{Candidate, Setup};
@@ -76,6 +77,9 @@ pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> any
     let facts = tables.facts(&target.arch).cloned();
     let chooser = Chooser::new(library, tables, target)?;
     let predictor = Predictor::new(chooser.library(), chooser.target(), &store, facts.as_ref())?;
+    if let Some(notice) = predictor.model().and_then(IssueModel::notice) {
+        output.note(&notice);
+    }
     let product = facts.as_ref().and_then(|facts| facts.product.as_ref()).context("a predictor has a product")?;
     let kv = args.cache.dtype(precision);
     let model = Model::from_checkpoint(&checkpoint, KvDtypes::new(kv, precision));

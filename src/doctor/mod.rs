@@ -16,6 +16,7 @@ mod verdict;
 use std::path::PathBuf;
 use std::thread;
 
+use anyhow::Context as _;
 use gpu::Runtime;
 use serde::Serialize;
 
@@ -31,10 +32,12 @@ use hint::Hint;
 use kernel::object::cache::{Cache, CacheLimits, Folder};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, compiler_for, temporary_room};
 use kernel::object::store::Store;
-use kernel::target::Target;
+use kernel::target::{self, Target};
 use kernel::template::library::Library;
 use kernel::tuning::TuningTables;
 use system::units::human_bytes;
+use workbench::isa::llvm::Llvm;
+use workbench::isa::speed::IssueModel;
 
 /// Say what is there and what is missing, and whether `run` works, which is tried; exit 1 if it does not
 #[derive(clap::Args)]
@@ -99,6 +102,8 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         cpu(),
         memory(),
         Check::from_result("C compiler", true, c_compiler(&compiler)),
+        Check::from_result("C++ compiler", false, cpp_compiler(&compiler)),
+        llvm_mca(),
         Check::from_result("temporary", true, temporary()),
         cache(),
         Check::from_result("templates", true, templates()),
@@ -199,6 +204,27 @@ fn c_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
     let mut details = vec![identity.description()];
     details.extend(files.iter().map(|file| file.display().to_string()));
     Ok(details)
+}
+
+/// AMD's GPUs that have a table.
+fn amd_archs() -> impl Iterator<Item = String> {
+    target::built_in().into_iter().map(|(name, _)| name).filter(|name| name.starts_with("gfx"))
+}
+
+/// The compiler of simulated GPUs, on which kernels are checked where there is none.
+fn cpp_compiler(compiler: &Compilers) -> anyhow::Result<Vec<String>> {
+    let target = Target::gpu(&amd_archs().next().context("no GPU is built in")?)?.simulated();
+    let (identity, _) = compiler.probe(compiler_for(&target).name(), &target.id())?;
+    Ok(vec![identity.description()])
+}
+
+/// What predicts times for AMD's GPUs that are not here.
+fn llvm_mca() -> Check {
+    let found: Vec<IssueModel> = amd_archs().map(|arch| IssueModel::find(&arch)).collect();
+    match found.iter().find_map(IssueModel::notice) {
+        None => Check { needed: false, ..Check::ok("llvm-mca", vec![Llvm::find().version()]) },
+        Some(notice) => Check { state: State::Missing, needed: false, ..Check::ok("llvm-mca", lines(&notice)) },
+    }
 }
 
 /// The small kernels of the self-check may have room where those of a model do not.

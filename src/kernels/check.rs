@@ -3,19 +3,18 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
 use super::beside::ShapeArgs;
-use super::speed;
 use super::watch::{self, Watch};
+use super::{memory, none, speed};
 use crate::CHECK_WORKER;
 use crate::args::source::TargetArgs;
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::{Device, OpenedDevice, SEED_VARIABLE, simulator_seed, stand_in};
-use kernel::object::compile::compiler_for;
 use kernel::object::store::Store;
 use kernel::target::compute_unit::ComputeUnit;
 use kernel::target::{Platform, Target};
@@ -23,12 +22,20 @@ use kernel::template::Precision;
 use kernel::template::library::{Broken, Library};
 use kernel::tuning::TuningTables;
 use system::bounded_process::this_program;
+use workbench::check::coverage;
 use workbench::check::parent::Children;
 use workbench::check::uses::Uses;
 use workbench::check::{Checked, Checker, Cost, Runner, Selection, child};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
+
+/// Seconds that a case may take, and one of a file that is watched.
+const DEADLINE: u32 = 120;
+const WATCHED_DEADLINE: u32 = 5;
+
+/// How often it is told how far a long check is.
+const TELLS_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
 pub(super) struct CheckArgs {
@@ -39,13 +46,22 @@ pub(super) struct CheckArgs {
     #[arg(long, value_delimiter = ',', value_name = "OP,…")]
     op: Vec<String>,
 
-    /// Only the variants of these names
+    /// Only the variants of these names; `linear/gemv` and `rmsnorm+linear/gemv` are one alone
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     variant: Vec<String>,
 
     /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
     #[arg(long)]
     all_params: bool,
+
+    /// A parameter of the templates: only these values are checked, and defaults of those not given
+    #[arg(long = "set", value_name = "PARAM=VALUE", value_parser = super::show::assignment_of_number, conflicts_with_all = ["all_params", "watch"])]
+    set: Vec<(String, u32)>,
+
+    /// In the simulator, also print where lanes meet in banks of LDS, and where waves touch more lines of memory than
+    /// they need
+    #[arg(long, conflicts_with_all = ["watch", "speed", "device"])]
+    memory: bool,
 
     /// Only the first shape that each template is tested with, in all of its element types
     #[arg(long)]
@@ -69,9 +85,9 @@ pub(super) struct CheckArgs {
     #[command(flatten)]
     shape: ShapeArgs,
 
-    /// How long a kernel may run in one case; one that takes longer is wrong
-    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u32).range(1..))]
-    deadline: u32,
+    /// How long a kernel may run in one case; one that takes longer is wrong [default: 120, of --watch 5]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
+    deadline: Option<u32>,
 
     /// A quick check: about so long for each template at each precision, the cases that are most likely to fail first
     #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["all_params", "speed"])]
@@ -90,6 +106,12 @@ pub(super) struct CheckArgs {
     /// to folders below DIR, before anything runs
     #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
     export: Option<PathBuf>,
+}
+
+impl CheckArgs {
+    fn deadline(&self, usual: u32) -> Duration {
+        Duration::from_secs(self.deadline.unwrap_or(usual).into())
+    }
 }
 
 /// `30`, `30s`, `0.5`.
@@ -151,6 +173,13 @@ struct CheckRow {
     run_ms: f64,
     status: &'static str,
     failures: Vec<String>,
+    /// Lines of the template with statements, those that ran in no case, and these in words.
+    lines: usize,
+    lines_not_run: Vec<usize>,
+    #[serde(skip)]
+    idle: Option<String>,
+    /// Why kernels were compiled and not run, where they were to be run.
+    not_run: Option<String>,
 }
 
 /// The most that any of a template's kernels uses.
@@ -202,7 +231,22 @@ impl Setup {
         let (all_params, first_shape) = (args.all_params, args.first_shape);
         let within = args.within.map(Duration::from_secs_f64);
         let (more_rows, is_fenced) = (!first_shape, true);
-        Selection { op, variant, all_params, tables, first_shape, more_rows, is_fenced, within, ..Selection::default() }
+        let params = args.set.iter().cloned().collect();
+        let (covers, memory) = (true, args.memory);
+        Selection {
+            op,
+            variant,
+            params,
+            covers,
+            memory,
+            all_params,
+            tables,
+            first_shape,
+            more_rows,
+            is_fenced,
+            within,
+            ..Selection::default()
+        }
     }
 }
 
@@ -223,12 +267,12 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
 /// Children of this program, told what it was told.
 fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
-    Children { program: this_program(), words, deadline: Duration::from_secs(args.deadline.into()) }
+    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop: Default::default() }
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     if let Some(file) = &args.watch {
-        let (within, deadline) = (args.within.map(Duration::from_secs_f64), Duration::from_secs(args.deadline.into()));
+        let (within, deadline) = (args.within.map(Duration::from_secs_f64), args.deadline(WATCHED_DEADLINE));
         let (target, device, shape) = (&args.target, args.device.as_ref(), &args.shape);
         return watch::run(&Watch { file, target, device, shape, within, deadline }, output);
     }
@@ -253,11 +297,15 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let no_use = asked.iter().find(|(_, one)| checker.selected(one).next().is_none());
     if let Some((name, _)) = no_use.filter(|_| broken.is_empty()) {
         let id = target.id();
-        let message = format!("no template for {id} matches{name}; `gptoss-jit kernels ls --why` lists them");
-        return Err(UsageError(message).into());
+        let why = none::why_none(library, target, name.trim().trim_matches('`'));
+        let why = why.unwrap_or_else(|| "`gptoss-jit kernels ls --why` lists them".into());
+        return Err(UsageError(format!("no template for {id} matches{name}: {why}")).into());
     }
     // No compiler is one error, not one for each kernel.
-    store.compiler().identity(compiler_for(target).name(), &target.id())?;
+    store.try_compiler(target)?;
+    if is_simulated && !args.speed {
+        store.try_compiler(&target.clone().simulated())?;
+    }
     if args.speed {
         let (source, facts) = (&args.target.source, tables.facts(&target.arch));
         return speed::run(&checker, &selection, facts, (source, &args.shape), output);
@@ -266,11 +314,25 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let n_cases = checker.export(&selection, dir)?;
         output.note(&format!("{n_cases} cases for {} are in `{}`", target.id(), dir.join(&target.arch).display()));
     }
+    let n_steps: usize = checker.selected(&selection).map(|template| template.precisions().count()).sum();
+    let (mut n_done, begun, mut told) = (0, Instant::now(), Instant::now());
     let mut done = |checked: &Checked| {
-        output.detail(&format!("checked {}/{} {}", checked.op, checked.variant, checked.precision));
+        n_done += 1;
+        let what = format!("checked {}/{} {}", checked.op, checked.variant, checked.precision);
+        // Who waits for long hears how far it is.
+        if told.elapsed() > TELLS_EVERY && n_done < n_steps {
+            told = Instant::now();
+            output.note(&format!("{n_done} of {n_steps} after {:.0} s: {what}", begun.elapsed().as_secs_f64()));
+        } else {
+            output.detail(&what);
+        }
     };
     let checked = checker.check_in_children(&selection, &children(args), &mut done)?;
     let slowest = if args.timings { Slowest::among(&checked) } else { Vec::new() };
+    if args.memory && !output.is_json() {
+        memory::print(&checked, output)?;
+        output.line("")?;
+    }
     let rows: Vec<CheckRow> =
         checked.into_iter().map(|checked| CheckRow::new(checked, is_simulated, compute_unit)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
@@ -300,7 +362,7 @@ fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
 
 impl CheckRow {
     fn new(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
-        let status = match (checked.is_right(), checked.ran, is_simulated) {
+        let status = match (checked.is_right(), checked.ran && checked.unknown.is_none(), is_simulated) {
             (false, ..) => "wrong",
             (true, true, true) => "ok, simulated",
             (true, true, false) => "ok",
@@ -322,6 +384,10 @@ impl CheckRow {
             run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
             status,
             failures: checked.failures.iter().map(ToString::to_string).collect(),
+            lines: checked.lines.len(),
+            lines_not_run: checked.lines.iter().filter(|(_, ran)| !**ran).map(|(line, _)| *line).collect(),
+            idle: coverage::told(&checked.lines),
+            not_run: checked.unknown,
             op: checked.op,
             variant: checked.variant,
         }
@@ -340,7 +406,9 @@ impl CheckRow {
         if of_gpu {
             cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
         }
-        cells.extend([compile_ms, self.status.to_owned()]);
+        let idle = self.idle.as_ref().filter(|_| self.failures.is_empty());
+        let why = self.not_run.as_ref().or(idle).map_or(String::new(), |why| format!("; {why}"));
+        cells.extend([compile_ms, format!("{}{why}", self.status)]);
         cells
     }
 }

@@ -1,9 +1,12 @@
-//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`], `kernels plan` in [`plan`],
+//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`] and [`isa`], `kernels plan` in [`plan`],
 //! `kernels check` in [`check`], [`speed`] and [`watch`],
 //! `kernels predict` in [`predict`]; [`beside`] is what runs today beside a template.
 
 mod beside;
 mod check;
+mod isa;
+mod memory;
+mod none;
 mod plan;
 mod predict;
 pub(super) mod show;

@@ -21,6 +21,7 @@ use kernel::object::store::Store;
 use kernel::template::work::Work;
 use kernel::template::{Precision, Problem};
 use model::config::NamedShape;
+use workbench::isa::speed::IssueModel;
 use workbench::predict::against::{self, Agreement, Measured, agreement};
 use workbench::predict::{Code, Compiled, Prediction, Predictor, Round};
 use workbench::timing::{self, Candidate, Setup};
@@ -82,8 +83,12 @@ pub(super) fn run(args: &PredictArgs, output: &Output) -> anyhow::Result<()> {
     let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
     let target = args.target.target(&tables)?;
     let facts = tables.facts(&target.arch).cloned();
+    store.try_compiler(&target)?;
     let chooser = Chooser::new(library, tables, target)?;
     let predictor = Predictor::new(chooser.library(), chooser.target(), &store, facts.as_ref())?;
+    if let Some(notice) = predictor.model().and_then(IssueModel::notice) {
+        output.note(&notice);
+    }
     let n_measured = measured.len();
     let mut both = Vec::new();
     for (problem, of_problem) in by_problem(measured, args, &chooser)? {

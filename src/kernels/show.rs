@@ -10,12 +10,15 @@ use std::sync::Arc;
 use anyhow::{Context as _, anyhow};
 use serde::Serialize;
 
+use super::isa;
 use crate::args::source::TargetArgs;
 use crate::model_problems::{self, InModel};
 use crate::output::Output;
 use crate::usage::UsageError;
 use format::Dtype;
+use kernel::choice::Chooser;
 use kernel::object::compile::options;
+use kernel::step::StepKind;
 use kernel::target::{Language, Target};
 use kernel::template::contract::TestShape;
 use kernel::template::library::Library;
@@ -36,6 +39,14 @@ pub(super) struct ShowArgs {
     /// Number the lines, as compilers do in their messages
     #[arg(long)]
     line_numbers: bool,
+
+    /// The machine code beside the lines of the templates, and registers, LDS, waves and what limits them (AMD's GPUs)
+    #[arg(long, conflicts_with = "line_numbers")]
+    isa: bool,
+
+    /// With the parameters that the tuning tables choose for so many rows, where they choose this template
+    #[arg(long, value_name = "N", conflicts_with = "set", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<u32>,
 }
 
 /// For which target, problem and parameters a template is rendered.
@@ -64,22 +75,30 @@ pub(crate) struct KernelArgs {
 
 /// A template, rendered as [`KernelArgs`] say.
 pub(crate) struct RenderedFor {
-    template: Arc<Template>,
-    chosen: Chosen,
+    pub(super) template: Arc<Template>,
+    pub(super) chosen: Chosen,
     pub(crate) kernel: Rendered,
     pub(crate) target: Target,
 }
 
 /// A problem for a template, and parameters that are legal there.
-struct Chosen {
-    problem: Problem,
-    params: Params,
+pub(super) struct Chosen {
+    pub(super) problem: Problem,
+    pub(super) params: Params,
     /// Where the problem is from: `block.0.attn.qkv of gpt-oss-20b`.
     from: String,
 }
 
 pub(super) fn run(args: &ShowArgs, output: &Output) -> anyhow::Result<()> {
-    let rendered = args.kernel.render(&args.label)?;
+    let mut rendered = args.kernel.render(&args.label)?;
+    if let Some(tokens) = args.tokens {
+        rendered.take_params_of_tables(&args.kernel, tokens)?;
+    }
+    if args.isa {
+        let source = &args.kernel.target.source;
+        let unit = source.tables()?.facts(&rendered.target.arch).and_then(|facts| facts.compute_unit);
+        return isa::run(&rendered, &source.library()?, unit, output);
+    }
     let kernel = &rendered.kernel;
     if output.is_json() {
         return Ok(output.json(&Shown::new(&rendered))?);
@@ -258,14 +277,40 @@ fn number(name: &str, value: &str) -> anyhow::Result<u32> {
     value.parse().with_context(|| format!("{name}={value}: expected a whole number"))
 }
 
+/// `tile_n=4`.
+pub(super) fn assignment_of_number(text: &str) -> Result<(String, u32), String> {
+    let (name, value) = assignment(text)?;
+    let number = value.parse().map_err(|_| format!("`{value}` is no whole number"))?;
+    Ok((name, number))
+}
+
 fn assignment(text: &str) -> Result<(String, String), String> {
     let (name, value) = text.split_once('=').ok_or("expected name=value")?;
     Ok((name.trim().to_owned(), value.trim().to_owned()))
 }
 
 impl RenderedFor {
+    /// Renders it with the parameters that the tables choose for so many rows.
+    fn take_params_of_tables(&mut self, args: &KernelArgs, tokens: u32) -> anyhow::Result<()> {
+        let source = &args.target.source;
+        let chooser = Chooser::new(source.library()?, source.tables()?, self.target.clone())?;
+        let label = self.template.label();
+        let choice = StepKind::ALL.into_iter().find_map(|step| {
+            let ranking = chooser.ranking(&self.chosen.problem, tokens as usize, step).ok()?;
+            ranking.choices.into_iter().next().filter(|choice| choice.template.label() == label)
+        });
+        let Some(choice) = choice else {
+            let what = format!("--tokens {tokens}: `{label}` is not what is chosen there; `kernels plan` says what is");
+            return Err(UsageError(what).into());
+        };
+        self.chosen.params = choice.params;
+        let (problem, params) = (&self.chosen.problem, &self.chosen.params);
+        self.kernel = render(chooser.library(), &self.template, problem, params, &self.target)?;
+        Ok(())
+    }
+
     /// What was rendered, in a line.
-    fn about(&self) -> String {
+    pub(super) fn about(&self) -> String {
         let Chosen { problem, from, .. } = &self.chosen;
         let mut values = listed(&problem.dims);
         values.extend(listed(&problem.constants));

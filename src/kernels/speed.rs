@@ -1,5 +1,5 @@
 //! `kernels check --speed`: the time of GPU kernels at a model's shapes, beside that of what runs today, and of AMD's
-//! the hot loops, as llvm-mca predicts them. No number here is measured.
+//! the hot loops, as llvm-mca predicts them, or counted. No number here is measured.
 
 use anyhow::{Context as _, anyhow};
 use serde::Serialize;
@@ -14,7 +14,7 @@ use kernel::target::compute_unit::{ComputeUnit, Product};
 use workbench::check::code::CodeError;
 use workbench::check::speed::{HotLoop, KernelSpeed};
 use workbench::check::{Checker, Selection};
-use workbench::isa::llvm::Llvm;
+use workbench::isa::speed::IssueModel;
 use workbench::predict::{PredictError, Prediction};
 
 /// The JSON of `kernels check --speed`.
@@ -72,8 +72,7 @@ struct HotLoopReport {
     instructions: usize,
     /// Loops inside of it, whose instructions count once.
     has_loops_inside: bool,
-    /// Null if LLVM has no model of the processor.
-    predicted: Option<Predicted>,
+    predicted: Predicted,
 }
 
 #[derive(Serialize)]
@@ -111,7 +110,12 @@ pub(super) fn run(
     }
     let mut kernels = Vec::new();
     let of_amd = checker.target.platform == Platform::Amd;
-    for speed in of_amd.then(|| checker.speeds(selection, &Llvm::find(), &unit, product)).into_iter().flatten() {
+    let model = of_amd.then(|| IssueModel::find(&checker.target.arch));
+    if let Some(notice) = model.as_ref().and_then(IssueModel::notice) {
+        output.note(&notice);
+    }
+    let speeds = model.as_ref().map(|model| checker.speeds(selection, model, &unit, product));
+    for speed in speeds.into_iter().flatten() {
         match speed.loops {
             // A missing tool is one error, not one for each kernel.
             Err(CodeError::Isa(error)) => return Err(error.into()),
@@ -121,14 +125,14 @@ pub(super) fn run(
     let n_wrong = kernels.iter().filter(|kernel| kernel.error.is_some()).count();
     let n_kernels = kernels.len();
     let limits = ProductLimits::from_product(product);
-    let predicted_by = if of_amd { "llvm-mca" } else { "the schedule in the object" };
+    let predicted_by = model.as_ref().map_or("the schedule in the object", IssueModel::name);
     if output.is_json() {
         output.json(&Report { schema: 1, target: arch, predicted_by, limits, times, kernels })?;
     } else {
         print_times(&times, output)?;
         if of_amd {
             output.line("")?;
-            print(&kernels, &limits, &arch, output)?;
+            print(&kernels, &limits, (&arch, predicted_by), output)?;
         }
     }
     if n_wrong > 0 { Err(anyhow!("{n_wrong} of {n_kernels} kernels could not be compiled")) } else { Ok(()) }
@@ -208,18 +212,17 @@ impl KernelReport {
 
 impl HotLoopReport {
     fn new(found: &HotLoop, unit: &ComputeUnit) -> Self {
-        let predicted = found.speed.map(|speed| {
-            let share = |share: f64| Some(share).filter(|_| speed.matrix_cycles > 0.0);
-            Predicted {
-                cycles_alone: speed.alone_cycles,
-                cycles_busy: speed.busy_cycles,
-                matrix_flop: speed.matrix_flop,
-                matrix_share_of_peak_alone: share(speed.matrix_share_alone()),
-                matrix_share_of_peak_busy: share(speed.matrix_share_busy()),
-                memory_bytes: speed.memory_bytes,
-                memory_bytes_per_cycle_and_cu_busy: speed.bytes_per_cycle(unit),
-            }
-        });
+        let speed = found.speed;
+        let share = |share: f64| Some(share).filter(|_| speed.matrix_cycles > 0.0);
+        let predicted = Predicted {
+            cycles_alone: speed.alone_cycles,
+            cycles_busy: speed.busy_cycles,
+            matrix_flop: speed.matrix_flop,
+            matrix_share_of_peak_alone: share(speed.matrix_share_alone()),
+            matrix_share_of_peak_busy: share(speed.matrix_share_busy()),
+            memory_bytes: speed.memory_bytes,
+            memory_bytes_per_cycle_and_cu_busy: speed.bytes_per_cycle(unit),
+        };
         Self {
             address: format!("0x{:x}", found.header),
             instructions: found.n_instructions,
@@ -231,10 +234,7 @@ impl HotLoopReport {
     fn cells(&self) -> Vec<String> {
         let address = if self.has_loops_inside { format!("{} outer", self.address) } else { self.address.clone() };
         let mut cells = vec![address, self.instructions.to_string()];
-        let Some(predicted) = &self.predicted else {
-            cells.extend(["no model", "-", "-", "-", "-", "-"].map(String::from));
-            return cells;
-        };
+        let predicted = &self.predicted;
         let percent = |share: Option<f64>| share.map_or("-".into(), |share| format!("{:.0}", 100.0 * share));
         cells.extend([
             format!("{:.0}", predicted.cycles_alone),
@@ -248,7 +248,12 @@ impl HotLoopReport {
     }
 }
 
-fn print(kernels: &[KernelReport], limits: &ProductLimits, arch: &str, output: &Output) -> anyhow::Result<()> {
+fn print(
+    kernels: &[KernelReport],
+    limits: &ProductLimits,
+    (arch, predicted_by): (&str, &str),
+    output: &Output,
+) -> anyhow::Result<()> {
     const NUMBERS: [&str; 7] = [
         "instructions",
         "predicted cycles, alone",
@@ -269,7 +274,7 @@ fn print(kernels: &[KernelReport], limits: &ProductLimits, arch: &str, output: &
         }
     }
     output.note(&format!(
-        "predicted by llvm-mca for {arch}, a round of each loop, nothing measured; limits of {}: {} FLOP/cycle/CU \
+        "predicted by {predicted_by} for {arch}, a round of each loop, nothing measured; limits of {}: {} FLOP/cycle/CU \
          ({:.1} TFLOPS bf16), {:.1} bytes/cycle/CU ({:.0} GB/s)",
         limits.product,
         limits.matrix_flop_per_cycle_and_cu,

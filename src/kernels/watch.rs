@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
@@ -19,12 +20,13 @@ use hint::chain;
 use kernel::choice::Chooser;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
-use kernel::target::{Language, Target};
+use kernel::target::{Language, Platform, Target};
 use kernel::template::library::{Broken, Library};
 use kernel::tuning::TuningTables;
 use system::bounded_process::this_program;
 use workbench::check::parent::Children;
 use workbench::check::{Checked, Checker, Selection};
+use workbench::isa::speed::IssueModel;
 use workbench::predict::Prediction;
 use workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
 
@@ -78,6 +80,13 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
     };
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
     let store = Store::from_env()?;
+    store.try_compiler(&target)?;
+    if matches!(on, On::Simulator) {
+        store.try_compiler(&target.clone().simulated())?;
+        if let Some(notice) = IssueModel::find(&target.arch).notice().filter(|_| target.platform == Platform::Amd) {
+            output.note(&notice);
+        }
+    }
     let today = Arc::new(today(&source, &target)?);
     let (mut last, mut before): (Option<Vec<u8>>, Option<Vec<u8>>) = (None, None);
     loop {
@@ -88,7 +97,24 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
         if is_whole && text.is_some() && text != last {
             last = text;
             let begun = Instant::now();
-            let line = watch.try_once(&place, &source, &today, &on, &store, output);
+            let stop = Arc::new(AtomicBool::new(false));
+            let line = thread::scope(|scope| {
+                let tries = scope.spawn(|| watch.try_once(&place, &source, &today, &on, (&store, &stop), output));
+                while !tries.is_finished() {
+                    thread::sleep(LOOK);
+                    if !stop.load(Ordering::Relaxed) && fs::read(watch.file).ok() != last {
+                        stop.store(true, Ordering::Relaxed);
+                        store.compiler().compile_until(Some(Instant::now()));
+                    }
+                }
+                tries.join().expect("it does not panic")
+            });
+            store.compiler().compile_until(None);
+            // The verdict is of another text than the one that is there.
+            if stop.load(Ordering::Relaxed) {
+                output.detail("saved while it was tried: begun anew");
+                continue;
+            }
             output.line(&line.unwrap_or_else(|error| format!("error: {}", chain(error.as_ref()))))?;
             output.detail(&format!("{:.1} s", begun.elapsed().as_secs_f64()));
         }
@@ -162,7 +188,7 @@ impl Watch<'_> {
         source: &SourceArgs,
         today: &Arc<Chooser>,
         on: &On,
-        store: &Store,
+        (store, stop): (&Store, &Arc<AtomicBool>),
         output: &Output,
     ) -> anyhow::Result<String> {
         let target = today.target();
@@ -184,10 +210,17 @@ impl Watch<'_> {
             let elsewhere = beside.as_ref().filter(|_| matches!(on, On::Simulator));
             let thread = elsewhere.map(|beside| scope.spawn(|| predicted(&choosers, beside, store)));
             let within = self.within.unwrap_or_else(|| WITHIN / template.precisions().count() as u32);
-            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, store, library, within);
+            let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, (store, stop), library, within);
             (checked, thread.map(|thread| thread.join().expect("it does not panic")))
         });
         let checked = checked?;
+        // What was not checked to its end may hang, and what is timed runs in this process.
+        if stop.load(Ordering::Relaxed) {
+            return Ok(String::new());
+        }
+        if let Some(why) = checked.iter().find_map(|one| one.unknown.clone()) {
+            return Ok(format!("not run: {why}"));
+        }
         if let Some(wrong) = wrong(&checked) {
             return Ok(wrong);
         }
@@ -206,7 +239,7 @@ impl Watch<'_> {
         place: &Place,
         target: &Target,
         on: &On,
-        store: &Store,
+        (store, stop): (&Store, &Arc<AtomicBool>),
         library: &Library,
         within: Duration,
     ) -> anyhow::Result<Vec<Checked>> {
@@ -224,7 +257,7 @@ impl Watch<'_> {
                 target.clone().simulated()
             }
         };
-        let children = Children { program: this_program(), words, deadline: self.deadline };
+        let children = Children { program: this_program(), words, deadline: self.deadline, stop: Arc::clone(stop) };
         let (op, variant) = (vec![place.op.clone()], vec![place.variant.clone()]);
         let selection = Selection {
             op,

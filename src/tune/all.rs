@@ -53,12 +53,12 @@ impl All<'_> {
         let n_left = pieces.len() - n_done;
         if n_left > 0 {
             let all = pieces.len();
-            self.output.note(&format!("{n_left} of {all} were not begun within the time: a second `tune` goes on"));
+            self.output.note(&format!("{n_left} of {all} were not done within the time: a second `tune` goes on"));
         }
         Ok((tuned, n_left > 0 || self.is_over()))
     }
 
-    /// Gives what was tuned, and how many pieces were begun.
+    /// Gives what was tuned, and how many pieces were done.
     fn tune_problems(
         &self,
         tuner: &mut Tuner<'_>,
@@ -80,8 +80,7 @@ impl All<'_> {
                     if self.is_over() {
                         break;
                     }
-                    n_done += 1;
-                    self.tune_one(tuner, piece, tuned, n_pieces > 1)?;
+                    n_done += usize::from(self.tune_one(tuner, piece, tuned, n_pieces > 1)?);
                 }
                 if !is_search && !self.args.stale {
                     *tuned = tuner.refine(std::mem::take(tuned), self.until)?;
@@ -92,14 +91,14 @@ impl All<'_> {
     }
 
     /// Tunes one piece and puts it among the others of its problem: searches, or compares what is good at both of its
-    /// neighbours.
+    /// neighbours. False if the time was over.
     fn tune_one(
         &self,
         tuner: &mut Tuner<'_>,
         piece: &Piece,
         tuned: &mut Vec<Tuned>,
         has_others: bool,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<bool> {
         self.bar.begin(&tuner.job.problems[piece.problem].problem, piece);
         let at = tuned.partition_point(|one| one.piece.n_tokens < piece.n_tokens);
         let below = at.checked_sub(1).map(|below| &tuned[below]);
@@ -125,10 +124,11 @@ impl All<'_> {
             // What does not fit the device is no obstacle to the rest.
             Err(TuneError::Judge(JudgeError::Piece(why))) if has_others => skip(&why),
             Err(TuneError::Work(why)) if has_others => skip(&chain(&why)),
+            Err(TuneError::TimeIsOver) => return Ok(false),
             Err(TuneError::NothingToTry { op }) => return Err(report::nothing_to_try(&op)),
             Err(error) => return Err(error.into()),
         }
-        Ok(())
+        Ok(true)
     }
 
     fn is_over(&self) -> bool {

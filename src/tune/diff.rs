@@ -57,7 +57,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut journal = setup.journal(None)?;
     let mut judge = setup.judge()?;
     let effort = setup.effort();
-    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
+    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, (&bar, None));
     let mut found = Vec::new();
     for (piece, choices) in differing {
         let tuned = tuner.compare(&piece, choices.to_vec())?;

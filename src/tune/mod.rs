@@ -2,11 +2,13 @@
 //! and writes them into a tuning table.
 //!
 //! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
-//! it, [`plot`] draws it, [`write`] makes rows of it, and [`steps`] measures whole steps with these. How kernels are
+//! it, [`plot`] draws it, [`write`] makes rows of it, of kernels that [`gate`] lets
+//! through, and [`steps`] measures whole steps with these. How kernels are
 //! judged is [`workbench::tune`]'s.
 
 mod all;
 mod diff;
+mod gate;
 mod lint;
 mod plot;
 mod progress;
@@ -58,6 +60,10 @@ pub(crate) struct Args {
     /// the numbers of rows that these do not cover [default where no op is named]
     #[arg(long)]
     write: bool,
+
+    /// Where times are predicted: take kernels of templates that are not built in without running them in the simulator
+    #[arg(long)]
+    unchecked: bool,
 
     /// Write nothing
     #[arg(long, conflicts_with = "write")]
@@ -231,6 +237,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         Some(Command::Rekey(args)) => return rekey::run(args, output),
         None => {}
     }
+    let begun = Instant::now();
     let writes = args.writes();
     if let Some(folder) = args.job.source.tuning.as_ref().filter(|folder| writes && !folder.exists()) {
         std::fs::create_dir_all(folder)?;
@@ -247,13 +254,23 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());
     let mut judge = setup.judge()?;
+    if let Some(notice) = judge.notice() {
+        output.note(&notice);
+    }
     let effort = setup.effort();
-    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, &bar);
     let decides_by_steps = setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps();
-    let until = args.job.within.map(|within| Instant::now() + within);
-    let for_steps = args.job.within.filter(|_| decides_by_steps).map_or(Duration::ZERO, |all| (all / 3).min(FOR_STEPS));
-    let until_steps = until.map(|until| until - for_steps);
-    let (all, is_cut) = All { args, setup: &setup, bar: &bar, output, until: until_steps }.tune(&mut tuner, &pieces)?;
+    let until = args.job.within.map(|within| begun + within);
+    let part = |has_part: bool, of: u32, most: Duration| {
+        args.job.within.filter(|_| has_part).map_or(Duration::ZERO, |all| (all / of).min(most))
+    };
+    let for_steps = part(decides_by_steps, 3, FOR_STEPS);
+    let for_checks = part(!args.unchecked && gate::may_have_work(&setup), 4, gate::FOR_CHECKS);
+    let until_found = until.map(|until| until - for_steps - for_checks);
+    let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, (&bar, until_found));
+    setup.store.compiler().compile_until(until_found);
+    let (mut all, is_cut) =
+        All { args, setup: &setup, bar: &bar, output, until: until_found }.tune(&mut tuner, &pieces)?;
+    setup.store.compiler().compile_until(None);
     let found = journal.n_found();
     if found > 0 {
         output.note(&format!("{found} verdicts were in the journal"));
@@ -263,7 +280,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         let text = plot::svg(&all, &setup);
         plot.fill(|file| file.write_all(text.as_bytes()))?;
     }
-    let rows = write::rows(&all, args, &setup)?;
+    let rows = gate::rows(&mut all, args, &setup, &mut journal, (&bar, output), until)?;
     let against = setup.held_against(is_cut);
     if is_cut && args.job.generic && decides_by_steps {
         output.note("the search was cut short: whole steps are held against those with the arch's own rows");
@@ -275,7 +292,11 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     bar.clear();
     report::finish(&all, decided.as_ref(), &setup, output)?;
     let kept = decided.map_or(rows, |decided| decided.decision.kept);
-    if writes { write::write(&kept, &setup, output) } else { Ok(()) }
+    if !writes {
+        return Ok(());
+    }
+    report::written(&kept, output)?;
+    write::write(&kept, &setup, output)
 }
 
 /// The side of the process that runs the kernels.

@@ -6,8 +6,10 @@ use super::setup::Setup;
 use super::steps::Decided;
 use super::{Args, write};
 use crate::output::Output;
+use kernel::step::StepKind;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem};
+use kernel::tuning::edit::NewRow;
 use workbench::tune::job::{Piece, TuningJob};
 use workbench::tune::judge::{Reason, Time, Uses, Verdict};
 use workbench::tune::tuner::{CandidateResult, Tuned};
@@ -232,6 +234,29 @@ pub(super) fn finish(all: &[Tuned], decided: Option<&Decided>, setup: &Setup, ou
         output.note(&format!("not to be used: {}", counts.join(", ")));
     }
     decided.map_or(Ok(()), |decided| decided.print(output))
+}
+
+/// The rows that are written, as the table has them: the last list that is printed is what is there then.
+pub(super) fn written(rows: &[NewRow], output: &Output) -> anyhow::Result<()> {
+    if rows.is_empty() || output.is_json() {
+        return Ok(());
+    }
+    output.line("\nrows that are written:")?;
+    let row = |row: &NewRow| {
+        let facts: Vec<String> = row.facts.iter().map(|(name, fact)| format!("{name}={fact}")).collect();
+        vec![
+            row.op.clone(),
+            row.tokens.to_string(),
+            row.step.map_or("-", StepKind::name).to_owned(),
+            row.template.clone(),
+            list(&row.params),
+            format!("{:.2}", row.time_us),
+            facts.join(" "),
+        ]
+    };
+    let header = ["op", "tokens", "step", "template", "params", "µs", "where"];
+    output.table(&header, &rows.iter().map(row).collect::<Vec<_>>(), &["µs"])?;
+    Ok(())
 }
 
 /// A line of the table at the end.

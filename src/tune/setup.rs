@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{Args, JobArgs};
 use crate::TUNE_WORKER;
@@ -75,6 +75,11 @@ impl<'a> Judging<'a> {
         }
     }
 
+    /// What is to be told once of how times are had.
+    pub(crate) fn notice(&self) -> Option<String> {
+        if let Self::Model(model) = self { model.notice() } else { None }
+    }
+
     /// Leaves the device to others.
     pub(crate) fn rest(&mut self) {
         if let Self::Device(device) = self {
@@ -99,6 +104,7 @@ impl Setup {
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
         let store = Store::from_env()?;
+        store.try_compiler(chooser.target())?;
         Ok(Self { args: args.clone(), chooser, tables, store, job, which, checkpoint, precision, opened })
     }
 
@@ -243,10 +249,20 @@ impl Setup {
         effort: &'a TuneEffort,
         judge: &'a mut Judging<'_>,
         journal: &'a mut Journal,
-        progress: &'a dyn Progress,
+        (progress, until): (&'a dyn Progress, Option<Instant>),
     ) -> Tuner<'a> {
         let Self { chooser, store, job, .. } = self;
-        Tuner { chooser, store, job, effort, judge: judge.as_judge(), journal, progress, best_us: BTreeMap::new() }
+        Tuner {
+            chooser,
+            store,
+            job,
+            effort,
+            judge: judge.as_judge(),
+            journal,
+            progress,
+            best_us: BTreeMap::new(),
+            until,
+        }
     }
 
     /// The journal of this target, in the cache's folder unless another one is named.

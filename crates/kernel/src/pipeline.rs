@@ -226,7 +226,9 @@ impl Pipeline {
         let taken = kernels.filter_map(|((_, ranking), &i)| {
             let attempt = &attempts[i];
             let source = &attempt.loaded.as_ref().filter(|_| attempt.at == 0)?.rendered.source;
-            ranking.row().filter(|row| choice::is_stale(row, &attempt.problem, source))
+            // The simulator's own text is in the source: it is not what was measured, nor could it be measured again.
+            let row = ranking.row().filter(|_| !self.target().is_simulated);
+            row.filter(|row| choice::is_stale(row, &attempt.problem, source))
         });
         if let Some(warning) = stale_warning(taken, self.target()) {
             warn_once(&warning);

@@ -53,7 +53,17 @@ pub struct OpenError {
 }
 
 fn list(attempts: &[Attempt]) -> String {
-    if attempts.is_empty() { " nothing".to_owned() } else { attempts.iter().map(Attempt::to_string).collect() }
+    // Names that the loader does not find are one line: that a name is not there says nothing of the others.
+    let is_absent = |one: &&Attempt| one.path.components().count() == 1 && one.reason.contains("No such file");
+    let absent: Vec<String> =
+        attempts.iter().filter(is_absent).map(|one| format!("`{}`", one.path.display())).collect();
+    let others: String = attempts.iter().filter(|one| !is_absent(one)).map(Attempt::to_string).collect();
+    match (attempts.is_empty(), absent.len()) {
+        (true, _) => " nothing".to_owned(),
+        (_, 0) => others,
+        (_, 1) => format!("{others}\n  {}, which the loader does not find", absent[0]),
+        _ => format!("{others}\n  {}, none of which the loader finds", absent.join(", ")),
+    }
 }
 
 /// The first of the candidates that `load` takes, and where it is.

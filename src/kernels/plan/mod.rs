@@ -85,7 +85,8 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     graph.place_experts(checkpoint.config.family, args.n_cpu_moe);
     let chooser = Chooser::new(library, tables, target)?;
     let decisions = Decisions::new(&graph, Place::Device, &chooser, limits)?;
-    let overruled = Overruled::all(&graph, &chooser, &decisions);
+    let mut overruled = Overruled::all(&graph, &chooser, &decisions);
+    overruled.retain(|one| args.op.is_empty() || one.template.ops.iter().any(|op| args.op.contains(op)));
     let host = Chooser::new(args.source.library()?, args.source.tables()?, Target::host())?;
     let of_host = Decisions::new(&graph, Place::Host, &host, limits)?;
     let streamed = Decisions::new(&graph, Place::Streamed, &chooser, limits)?;

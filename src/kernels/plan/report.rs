@@ -15,7 +15,8 @@ use crate::spans::SpanLine;
 use engine::graph::placement::Place;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
-use kernel::choice::{Choice, Chooser, Ranking, Why};
+use kernel::choice::{Choice, Chooser, Ranking, Why, is_stale};
+use kernel::template::render::render;
 use kernel::template::{Params, Precision, Template};
 use kernel::tuning::table::{Provenance, TuningRow};
 use system::units::human_bytes;
@@ -270,7 +271,12 @@ impl Report<'_> {
                 let kind = self.chooser.tables().provenance(row).map_or("unknown", |known| known.kind.name());
                 format!("{}, {kind}{}", row.place, behind(others))
             }
-            (Why::Priority(priority), [row, ..]) => format!("priority {priority}; {} is passed over", row.place),
+            (Why::Priority(priority), [row, ..]) => {
+                // A warning begins with the row's place.
+                let why = ranking.warnings.iter().find_map(|warning| warning.strip_prefix(row.place.as_str()));
+                let why = why.map_or(String::new(), |why| format!(" ({})", why.trim_start_matches([':', ' '])));
+                format!("priority {priority}; {} is passed over{why}", row.place)
+            }
             (Why::Priority(priority), []) => format!("priority {priority}"),
             (Why::Row(row), []) => row.place.clone(),
         }
@@ -291,6 +297,9 @@ impl Report<'_> {
             let standing = if i == 0 && ranking.row().is_some() { "by row    " } else { "behind it " };
             told.push(format!("  {standing} {}", self.row_text(row)));
         }
+        if self.is_stale(line) {
+            told.push("  stale      its template renders to something else now than what was measured".into());
+        }
         told.extend(ranking.warnings.iter().map(|warning| format!("  passed over {warning}")));
         told.extend(
             losers(ranking).map(|Loser { template, params, why }| {
@@ -300,6 +309,18 @@ impl Report<'_> {
         told.extend(misfits(ranking).map(|Misfit { template, why }| format!("  no         {template} {why}")));
         told.extend(unfused(line).map(|Unfused { ops, why }| format!("  not fused  {}: {why}", ops.join("+"))));
         told
+    }
+
+    /// Whether the row that chose was measured on another text.
+    fn is_stale(&self, line: &SpanLine<'_>) -> bool {
+        let (chooser, choice) = (self.chooser, &line.ranking.choices[0]);
+        let target = chooser.target();
+        let Some(row) = line.ranking.row().filter(|_| !target.is_simulated && line.decision.place == Place::Device)
+        else {
+            return false;
+        };
+        let rendered = render(chooser.library(), &choice.template, line.problem, &choice.params, target);
+        rendered.is_ok_and(|rendered| is_stale(row, line.problem, &rendered.source))
     }
 
     fn row_text(&self, row: &TuningRow) -> String {

@@ -2,3 +2,4 @@
 
 pub mod hip;
 pub mod simulator;
+mod simulator_words;

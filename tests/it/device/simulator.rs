@@ -91,7 +91,7 @@ fn read_mark(line: &str) -> &str {
 #[test]
 fn access_outside_of_lds_is_refused() {
     let to = "held[own + 20] = from[first + own];";
-    refused("held[own] = from[first + own];", to, "held[own + 20]", "past the end of LDS (256 bytes)");
+    refused("held[own] = from[first + own];", to, "held[own + 20]", "past the end of `held` in LDS (256 bytes)");
 }
 
 #[test]
@@ -102,7 +102,8 @@ fn misaligned_vectors_are_refused() {
 
 #[test]
 fn races_in_lds_are_refused() {
-    refused("__syncthreads();  // here", "", "= held[other];", "of LDS, which nobody wrote before");
+    let early = "of `held` in LDS, which thread 1 writes only then: no barrier is between the two";
+    refused("__syncthreads();  // here", "", "= held[other];", early);
     refused("    __syncthreads();\n  }", "  }", "= held[other];", "no barrier is between the two");
     let to = "held[own & ~3u] = from[first + own];";
     refused("held[own] = from[first + own];", to, "held[own & ~3u]", "races with thread 0");
@@ -177,7 +178,7 @@ fn races_for_parts_of_a_word_are_refused_and_neighbouring_bytes_are_none() {
     refused(store, "((u8*)held)[own / 2] = own;  // both", "// both", "races with thread 0 for 1 bytes");
     // What a thread wrote last into a word hides nobody's bytes in it.
     let here = "__syncthreads();  // here";
-    for (word, place) in [("held", "at byte 0 of LDS"), ("to", "at element 0 of `y`")] {
+    for (word, place) in [("held", "at byte 0 of `held` in LDS"), ("to", "at element 0 of `y`")] {
         let reads = format!("if (own == 3 && *(volatile f32*){word} == 2) to[9] = 0;");
         let to = format!("__syncthreads(); ((u8*){word})[own] = 1; {reads}  // word\n    __syncthreads();");
         refused(here, &to, "// word", &format!("races with thread 0 for 4 bytes {place}"));
@@ -206,7 +207,7 @@ fn a_race_shows_whoever_runs_first() {
 #[test]
 fn reads_of_what_nobody_wrote_are_refused() {
     let to = "if (own != 7) held[own] = from[first + own];";
-    refused("held[own] = from[first + own];", to, "= held[other];", "of LDS, which nobody wrote before");
+    refused("held[own] = from[first + own];", to, "= held[other];", "of `held` in LDS, which nobody wrote before");
     let to = "to[first + other] = held[other] + to[first + other];";
     refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which nobody wrote before");
 

@@ -14,7 +14,7 @@ use kernel::tuning::TuningTables;
 use workbench::check::code::KernelCode;
 use workbench::check::{Checker, Selection};
 use workbench::isa::llvm::{Llvm, LlvmError};
-use workbench::isa::speed::{LoopSpeed, Machine};
+use workbench::isa::speed::{COUNTED_OVER_MCA, IssueModel, LoopSpeed, Machine};
 use workbench::isa::{Code, Instruction};
 
 use crate::fixtures::program::shared_cache;
@@ -88,7 +88,7 @@ fn matrix_loop(llvm: &Llvm, arch: &str) -> Option<(Code, LoopSpeed)> {
     let source = MATRIX.replace("UNIT", unit).replace("SUM", sum);
     let option = format!("--offload-arch={arch}");
     let object = compiler.compile(&hiprtc::request(&source, arch, &["-O3", &option])).expect(arch).object;
-    let code = Code::disassemble(llvm, &object, "k").expect(arch);
+    let code = Code::disassemble(compiler, &object, "k", arch).expect(arch);
     let loops = code.loops();
     let [found] = loops.as_slice() else { panic!("{arch}: {loops:?}") };
     let tables = TuningTables::load(&[]).expect("built in");
@@ -96,7 +96,7 @@ fn matrix_loop(llvm: &Llvm, arch: &str) -> Option<(Code, LoopSpeed)> {
     let (unit, product) = (facts.compute_unit.expect(arch), facts.product.clone().expect(arch));
     let machine = Machine { arch, wave_size: facts.wave_size, compute_unit: &unit, product: &product };
     assert!(found.is_hot(&code) && found.is_innermost(), "{arch}");
-    let speed = found.speed(&code, llvm, machine).expect(arch).expect("LLVM has a model");
+    let speed = found.speed(&code, &IssueModel::Mca(llvm.clone()), machine);
     assert_eq!(code.instructions.iter().filter(|i| i.is_matrix()).count(), n_instructions, "{arch}");
     assert_eq!(speed.matrix_flop, n_instructions as u64 * flop, "{arch}");
     assert_eq!(speed.memory_bytes, 2 * 16 * u64::from(facts.wave_size), "{arch}");
@@ -133,17 +133,43 @@ fn llvm_and_amd_agree_on_the_time_of_a_matrix_operation() {
     }
 }
 
+#[test]
+fn counting_is_as_far_off_as_it_says() {
+    let Some(llvm) = llvm("llvm-mca") else { return };
+    let (mca, counted) = (IssueModel::Mca(llvm), IssueModel::Counted { why: String::new() });
+    let tables = TuningTables::load(&[]).expect("built in");
+    let (mut all, mut worst) = (Vec::new(), Vec::new());
+    for arch in ["gfx1100", "gfx942"] {
+        let Some(kernels) = kernels(arch, Some([1, 3])) else { return };
+        let facts = tables.facts(arch).expect(arch);
+        let (unit, product) = (facts.compute_unit.expect(arch), facts.product.clone().expect(arch));
+        let machine = Machine { arch, wave_size: facts.wave_size, compute_unit: &unit, product: &product };
+        for kernel in kernels.iter().step_by(5) {
+            let (_, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{}: {error}", name(arch, kernel)));
+            for found in code.loops().iter().filter(|found| found.is_hot(code)) {
+                let [by_mca, by_count] = [&mca, &counted].map(|model| found.speed(code, model, machine).busy_cycles);
+                all.push(by_count / by_mca);
+                worst.push((by_count / by_mca, format!("{} at {:#x}", name(arch, kernel), found.header())));
+            }
+        }
+    }
+    worst.sort_by(|a, b| a.0.total_cmp(&b.0));
+    assert!(all.len() > 20, "{}", all.len());
+    let [least, most] = COUNTED_OVER_MCA;
+    let ends = [worst.first(), worst.last()];
+    assert!(all.iter().all(|ratio| (least..=most).contains(ratio)), "{ends:?}");
+}
+
 // ---- the templates ----
 
-/// The kernels of all GPU templates that fit an arch, or a share of them. None, said aloud, without hipRTC or LLVM.
+/// The kernels of all GPU templates that fit an arch, or a share of them. None, said aloud, without hipRTC.
 fn kernels(arch: &str, share: Option<[usize; 2]>) -> Option<Vec<KernelCode>> {
-    let llvm = llvm("llvm-objdump")?;
     hiprtc::compiler()?;
     let library = Library::from_layers(vec![Layer::built_in()]);
     let cache = Cache::open(shared_cache(), CacheLimits::default());
     let (store, target) = (Store::new(cache, hiprtc::options()), Target::gpu(arch).expect(arch));
     let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
-    let kernels = checker.codes(&Selection::default(), share, &llvm);
+    let kernels = checker.codes(&Selection::default(), share);
     assert!(!kernels.is_empty(), "{arch}: no template fits");
     Some(kernels)
 }
@@ -250,7 +276,7 @@ const ANOTHER_WORD: &str = "\n__device__ static inline unsigned of_hiprtcs_heade
 
 #[test]
 fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
-    let (Some(llvm), Some(compiler)) = (llvm("llvm-objdump"), hiprtc::compiler()) else { return };
+    let Some(compiler) = hiprtc::compiler() else { return };
     let library = Library::from_layers(vec![Layer::built_in()]);
     let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), hiprtc::options());
     // Shuffles and exponentials, atomics and votes, double precision.
@@ -263,13 +289,13 @@ fn the_workers_header_gives_the_instructions_that_hiprtcs_gives() {
         let target = Target::gpu(arch).expect(arch);
         let checker = Checker { library: &library, target: &target, store: &store, runner: None, compute_unit: None };
         let selection = Selection { op: vec![op.into()], variant: vec![variant.into()], ..Selection::default() };
-        let kernel = checker.codes(&selection, None, &llvm).into_iter().next().expect("it fits");
+        let kernel = checker.codes(&selection, None).into_iter().next().expect("it fits");
         let (rendered, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         let ours = Request::new(rendered, &target);
         let theirs = Request { source: format!("{}{ANOTHER_WORD}", ours.source), ..ours };
         let made = compiler.compile(&theirs).unwrap_or_else(|error| panic!("{op}/{variant}: {error}"));
         assert_eq!(made.log, "", "what the first header lacks is not told");
-        let other = Code::disassemble(&llvm, &made.object, &rendered.entry).expect("a kernel");
+        let other = Code::disassemble(compiler, &made.object, &rendered.entry, arch).expect("a kernel");
         let text = |code: &Code| code.instructions.iter().map(|one| one.text.clone()).collect::<Vec<_>>();
         assert_eq!(text(code), text(&other), "{arch}: {op}/{variant}");
     }

@@ -1,6 +1,7 @@
 //! Predicted times: of a kernel that hipRTC makes, and held against a journal, which here says what it is told to.
 
 use std::path::Path;
+use std::process::Command;
 
 use format::Dtype;
 use kernel::target::Target;
@@ -10,12 +11,16 @@ use kernel::template::work::Padded;
 use kernel::template::{Precision, Problem};
 use serde_json::{Value, json};
 
-use crate::fixtures::program::{Ran, command, repository, shared_cache};
+use crate::fixtures::program::{self, Ran, command, repository, shared_cache};
 use crate::object::hiprtc;
 use crate::workbench::isa::llvm;
 
 /// The program with hipRTC and LLVM's tools, where they are.
 fn run(args: &[&str]) -> Ran {
+    Ran::new(args, with_tools(args).output().expect("started"))
+}
+
+fn with_tools(args: &[&str]) -> Command {
     let mut command = command(shared_cache(), args);
     for (variable, fetched) in [("GPTOSS_JIT_HIPRTC", "target/hiprtc"), ("GPTOSS_JIT_LLVM", "target/llvm")] {
         let named = std::env::var_os(variable).map(Into::into);
@@ -24,7 +29,7 @@ fn run(args: &[&str]) -> Ran {
             command.env(variable, folder);
         }
     }
-    Ran::new(args, command.output().expect("started"))
+    command
 }
 
 fn line(rows: u32, time_us: f64) -> String {
@@ -157,4 +162,73 @@ fn a_kernel_whose_loop_the_instruction_cache_does_not_hold_has_no_prediction() {
     assert!(bytes > 64 && said.contains("more than the instruction cache of 64 holds: no prediction"), "{said}");
     assert!(tune(bytes - 1).fails(1).contains("no prediction"));
     assert!(tune(bytes).ok().text().contains("rmsnorm/row"));
+}
+
+/// What Debian's LLVM 14 says of a chip that came later.
+const OLD_MCA: &str = "#!/bin/sh\ncase \"$1\" in --version) echo '  Debian LLVM version 14.0.6'; exit 0;; esac\n\
+     echo \"llvm-mca: error: unable to find instruction-level scheduling information for target triple\" >&2\nexit 1\n";
+
+#[test]
+fn tune_ends_without_an_llvm_that_knows_the_chip() {
+    use std::os::unix::fs::PermissionsExt as _;
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mca = folder.path().join("llvm-mca");
+    std::fs::write(&mca, OLD_MCA).expect("written");
+    std::fs::set_permissions(&mca, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    let path = format!("{}:/usr/bin:/bin", folder.path().display());
+    for arch in ["gfx1100", "gfx942"] {
+        let args = ["tune", "--arch", arch, "--op", "rmsnorm", "--tokens", "8", "--most", "2", "--dry-run"];
+        let mut command = with_tools(&args);
+        command.env("PATH", &path).env_remove("GPTOSS_JIT_LLVM").current_dir(folder.path());
+        command.env("GPTOSS_JIT_CACHE", folder.path().join("cache"));
+        let ran = Ran::new(&args, command.output().expect("started")).ok();
+        assert_eq!(ran.stderr.matches("times are predicted by counting instructions").count(), 1, "{}", ran.stderr);
+        assert!(ran.stderr.contains("tests/fetch-llvm.sh"), "{}", ran.stderr);
+        assert!(ran.text().contains("rmsnorm/row"), "{}", ran.text());
+    }
+}
+
+/// A kernel that is fast and stores zeros.
+const CHEAT: &str = r#"{#
+op = "linear"
+summary = "stores zeros"
+[requires]
+dtypes = { weight = ["bf16"] }
+[launch]
+grid = ["ceil_div(out_features, 64)", "n_tokens"]
+block_size = "64"
+#}
+{% include "lib/hip/vectors.hip.j2" %}
+
+{{ signature }} {
+  const u32 n = blockIdx.x * 64 + threadIdx.x;
+  if (n < {{ out_features }}) y[(size_t)blockIdx.y * {{ out_features }} + n] = 0;
+}
+"#;
+
+#[test]
+fn what_is_fast_and_wrong_gets_no_row() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let _ = program::file(folder.path(), "cheat/linear/cheat.hip.j2", CHEAT.as_bytes());
+    let name = |name: &str| folder.path().join(name).to_str().expect("a name").to_owned();
+    let (templates, journal) = (name("cheat"), name("journal.jsonl"));
+    let tune = |tuning: &str, more: &[&str]| {
+        let args = ["tune", "--arch", "gfx1100", "--op", "linear", "--variant", "cheat", "--tokens", "8", "--write"];
+        let dims = ["--dims", "in_features=2880,out_features=5120", "--templates", &templates, "--journal", &journal];
+        let ran = run(&[&args[..], &dims, &["--tuning", tuning], more].concat()).ok();
+        let table = std::fs::read_to_string(Path::new(tuning).join("gfx1100.toml")).unwrap_or_default();
+        (ran, table)
+    };
+    let (ran, table) = tune(&name("checked"), &[]);
+    assert!(ran.stderr.contains("linear/cheat is wrong in the simulator"), "{}", ran.stderr);
+    assert!(!table.contains("linear/cheat") && !ran.text().contains("rows that are written"), "{table}{}", ran.text());
+    let (ran, table) = tune(&name("unchecked"), &["--unchecked"]);
+    assert!(table.contains("linear/cheat"), "{}", ran.stderr);
+    assert!(ran.text().trim_end().lines().last().is_some_and(|line| line.contains("linear/cheat")), "{}", ran.text());
 }

@@ -110,8 +110,17 @@ impl World {
             params: fixed,
         };
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
-        let mut tuner =
-            Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &(), best_us: BTreeMap::new() };
+        let mut tuner = Tuner {
+            chooser,
+            store,
+            job,
+            effort: &effort,
+            judge,
+            journal,
+            progress: &(),
+            best_us: BTreeMap::new(),
+            until: None,
+        };
         let mut all = Vec::new();
         for piece in &pieces {
             all.push(tuner.tune(piece, &[]).expect("judged"));
@@ -373,8 +382,17 @@ fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
         params: Vec::new(),
     };
     let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
-    let mut tuner =
-        Tuner { chooser, store, job, effort: &effort, judge, journal, progress: &Fails, best_us: BTreeMap::new() };
+    let mut tuner = Tuner {
+        chooser,
+        store,
+        job,
+        effort: &effort,
+        judge,
+        journal,
+        progress: &Fails,
+        best_us: BTreeMap::new(),
+        until: None,
+    };
     let piece = Piece { problem: 0, step: StepKind::Decode, n_tokens: 1 };
     let error = tuner.tune(&piece, &[]).expect_err("nothing is compiled");
     assert_eq!(error.to_string(), "compiling the candidates ended: nobody watches");

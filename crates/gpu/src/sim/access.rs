@@ -2,7 +2,8 @@
 //! [`super::watch`] it is more text than most of them.
 
 use super::context::{Context, FaultKind, Range, Watch, range_of, recent_range, stop};
-use super::watch::{Access, IS_ATOMIC, IS_WRITE, Own};
+use super::traffic;
+use super::watch::{Access, IS_ASSERTION, IS_ATOMIC, IS_WRITE, Own};
 
 /// Of `what` in [`access`]: bytes, then the alignment in bytes, then how.
 const ALIGNMENT_SHIFT: u32 = 24;
@@ -34,6 +35,16 @@ pub(super) extern "C" fn access(context: *mut Context, begin: usize, what: u32, 
     access_watched(context, begin, what, pc);
 }
 
+/// The same, counted.
+pub(super) extern "C" fn counted_access(context: *mut Context, begin: usize, what: u32, pc: usize) {
+    // SAFETY: as in `access`.
+    let (thread, [stack, stack_bytes]) = unsafe { ((*(*context).thread).index, (*(*context).thread).stack) };
+    if begin.wrapping_sub(stack) >= stack_bytes {
+        traffic::count(context, thread, begin, what & MAX_LEN_BYTES, pc);
+    }
+    access(context, begin, what, pc);
+}
+
 fn is_aligned(begin: usize, what: u32) -> bool {
     begin & ((what >> ALIGNMENT_SHIFT & MAX_ALIGNMENT) as usize).wrapping_sub(1) == 0
 }
@@ -57,6 +68,9 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
     let Access { begin, len_bytes, how, pc } = access;
     let (end, is_write) = (begin.saturating_add(len_bytes as usize), how & IS_WRITE != 0);
     let fault = |kind| stop(context, kind, begin, len_bytes, pc, 0);
+    if how & IS_ASSERTION != 0 {
+        fault(FaultKind::Assertion);
+    }
     let range = recent_range(context, begin, end, pc).or_else(|| range_of(context, begin, end, pc));
     let Some(range) = range else {
         return fault(if is_write { FaultKind::Write } else { FaultKind::Read });

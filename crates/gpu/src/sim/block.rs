@@ -5,13 +5,15 @@ use std::ffi::c_void;
 use std::{io, ptr};
 
 use super::context::{
-    CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, Thread, suspend,
+    CALLS, COUNTING_CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, Thread, Watch,
+    range_of, suspend,
 };
 use super::coroutine::{Coroutine, Link, ThreadStack};
 use super::object::Object;
 use super::order::Order;
 use super::schedule::Schedule;
-use super::watch::{Cell, cells};
+use super::traffic;
+use super::watch::{Cell, cells, writer};
 
 /// What all blocks of a launch have in common.
 pub(super) struct Grid<'a> {
@@ -93,7 +95,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         block: grid.index(block),
         grid: grid.blocks,
         slots: slots.as_mut_ptr().cast(),
-        calls: CALLS,
+        calls: if traffic::is_counted() { COUNTING_CALLS } else { CALLS },
         turn: [ptr::null(); 2],
         floor: 0,
         wave_size: grid.wave_size,
@@ -150,8 +152,11 @@ impl Running<'_> {
         let wave_size = self.grid.wave_size as usize;
         let n_waves = self.threads.len().div_ceil(wave_size);
         for round in 0.. {
-            for wave in self.grid.schedule.order(n_waves, [self.block, round]) {
-                self.run_wave(wave * wave_size, round)?;
+            let mut order = self.grid.schedule.order(n_waves, [self.block, round]);
+            while let Some(wave) = order.next() {
+                if let Err(stop) = self.run_wave(wave * wave_size, round) {
+                    return Err(self.explained(stop, order.map(|wave| wave * wave_size), round));
+                }
             }
             if self.threads.iter().all(|thread| thread.pause.is(PauseKind::End)) {
                 break;
@@ -169,6 +174,33 @@ impl Running<'_> {
         Ok(())
     }
 
+    /// What stopped a thread, once the others went on as far as they come before the next barrier: who reads what
+    /// nobody wrote may only be too early.
+    fn explained(&mut self, stop: Stop, waves: impl Iterator<Item = usize>, round: u64) -> Stop {
+        let Why::Fault(fault) = &stop.why else { return stop };
+        let mut fault = *fault;
+        if fault.kind != FaultKind::Undefined {
+            return stop;
+        }
+        let context = self.context;
+        // SAFETY: as in `take_turns`: those that are in turn behind the one that stopped, which is not resumed.
+        unsafe {
+            while let Some(next) = Context::next_in_turn(context) {
+                Coroutine::resume(&raw mut (*next).coroutine, context, &raw mut (*context).link);
+            }
+        }
+        for first in waves {
+            let _ = self.run_wave(first, round); // what stops them is another mistake, or the same
+        }
+        let (begin, end) = (fault.address, fault.address + fault.len_bytes as usize);
+        let range = range_of(context, begin, end, fault.pc).filter(|range| range.watch != Watch::Nothing);
+        let written = range.and_then(|range| (begin..end).find_map(|byte| writer(range, byte, self.block)));
+        if let Some(other) = written.filter(|other| other.thread() != stop.thread) {
+            (fault.kind, fault.parties[1]) = (FaultKind::Early, other);
+        }
+        Stop { why: Why::Fault(fault), ..stop }
+    }
+
     /// Runs the lanes of a wave until all wait at a barrier or are done.
     fn run_wave(&mut self, first: usize, round: u64) -> Result<(), Stop> {
         let end = (first + self.grid.wave_size as usize).min(self.threads.len());
@@ -179,6 +211,9 @@ impl Running<'_> {
         self.turn.extend(order.map(|lane| unsafe { threads.cast::<Thread>().add(lane) }));
         loop {
             self.take_turns()?;
+            if traffic::is_counted() {
+                traffic::meet();
+            }
             let wave = &mut self.threads[first..end];
             let pause = wave[0].pause;
             let are_alike = wave.iter().all(|thread| thread.pause == pause);
@@ -300,6 +335,13 @@ impl Fault {
                 };
                 format!("races with thread {}{who} for {len_bytes} bytes {place}: {why}", other.thread())
             }
+            FaultKind::Early => {
+                let thread = self.parties[1].thread();
+                format!(
+                    "reads {len_bytes} bytes {place}, which thread {thread} writes only then: no barrier is between the two"
+                )
+            }
+            FaultKind::Assertion => "finds that its `assert` does not hold".to_owned(),
             FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
         }
     }
@@ -307,9 +349,8 @@ impl Fault {
     /// The address, as told by the nearest thing that has a name.
     fn place<'a>(&self, object: &Object, grid: &Grid<'_>, argument: &dyn Fn(usize) -> &'a str) -> String {
         let globals = grid.ranges.iter().map(|(i, range)| (range.clone(), format!("`{}`", argument(*i))));
-        let named: Vec<(Range, String)> = globals
-            .chain(object.lds().map(|(begin, end)| (Range::unwatched(begin, end, true), "LDS".to_owned())))
-            .collect();
+        let named: Vec<(Range, String)> =
+            globals.chain(object.lds().map(|lds| (Range::unwatched(lds.begin, lds.end, true), lds.name()))).collect();
         let distance = |range: &Range| match self.address {
             address if address < range.begin => range.begin - address,
             address => (address + self.len_bytes as usize).saturating_sub(range.end),

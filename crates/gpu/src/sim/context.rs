@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use super::access::access;
+use super::access::{access, counted_access};
 use super::coroutine::{Coroutine, Link};
 use super::object::SimEntryPoint;
 use super::order::Order;
@@ -237,6 +237,10 @@ pub(super) enum FaultKind {
     Misaligned,
     Race,
     Undefined,
+    /// The same of what another thread of the block writes before the next barrier.
+    Early,
+    /// The kernel's own `assert` does not hold.
+    Assertion,
 }
 
 /// A GPU thread.
@@ -295,6 +299,9 @@ pub(super) struct Calls {
 }
 
 pub(super) const CALLS: Calls = Calls { wait, access, fence };
+
+/// The same where accesses are counted.
+pub(super) const COUNTING_CALLS: Calls = Calls { wait, access: counted_access, fence };
 
 /// Called by the object when the running thread has to wait.
 extern "C" fn wait(context: *mut Context, what: u32, line: u32) {

@@ -4,10 +4,10 @@
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
 //! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
 //! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
-//! [`order`] knows which block knows of which, [`schedule`] who runs first. What a GPU would do silently is an error
-//! here: access outside of the arguments and of LDS, misaligned vectors, races in LDS and in global memory, reads of
-//! what nobody wrote, more LDS or threads than a block may have, a barrier or a wave operation that not all threads
-//! reach. Memory starts as NaN.
+//! [`traffic`] how a wave goes to memory; [`order`] knows which block knows of which, [`schedule`] who runs first. What
+//! a GPU would do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in
+//! LDS and in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
+//! operation that not all threads reach. Memory starts as NaN.
 
 mod access;
 mod block;
@@ -16,6 +16,7 @@ mod coroutine;
 mod object;
 mod order;
 mod schedule;
+mod traffic;
 mod watch;
 
 use std::ffi::c_void;
@@ -34,6 +35,7 @@ use context::{Range, Stamp};
 use object::Object;
 use order::Order;
 use schedule::Schedule;
+pub use traffic::{Space, Traffic, count_traffic, take_traffic};
 use watch::{Cell, cells};
 
 /// What memory holds before anything is written to it: NaN as a float, far out of range as an index.
@@ -105,6 +107,23 @@ impl SimDriver {
 /// Where a buffer of the simulator is in this process: for a runtime that pretends to be a GPU's, and copies.
 pub fn address(view: &BufferView) -> Option<usize> {
     view.host_address().ok().map(|address| address.expose_provenance())
+}
+
+/// Of the lines of a kernel's text that were marked, in their order, which have run in all of its launches: a text that
+/// was marked says where (`check::coverage` in `workbench`). Empty where none was.
+///
+/// # Errors
+/// If it is another device's kernel.
+pub fn lines_that_ran(kernel: &Kernel) -> Result<Vec<bool>, GpuError> {
+    let function: &Function = kernel.function()?;
+    let mut all: Vec<bool> = Vec::new();
+    for copy in &function.copies {
+        let copy = copy.lock().unwrap_or_else(PoisonError::into_inner);
+        let ran = copy.as_ref().map_or_else(Vec::new, Object::ran);
+        all.resize(all.len().max(ran.len()), false);
+        all.iter_mut().zip(ran).for_each(|(all, ran)| *all |= ran);
+    }
+    Ok(all)
 }
 
 impl Driver for SimDriver {
@@ -222,7 +241,11 @@ impl Function {
         let object = copy.as_ref().expect("just loaded");
         let on = Worker::new(object, grid, args);
         loop {
-            on.run(block).map_err(|stop| fault(object, spec, grid, block, stop))?;
+            let result = on.run(block).map_err(|stop| fault(object, spec, grid, block, stop));
+            if traffic::is_counted() {
+                traffic::tell(object);
+            }
+            result?;
             match next() {
                 Some(following) => block = following,
                 None => return Ok(()),

@@ -18,8 +18,9 @@ pub(super) struct Object {
     bind: unsafe extern "C" fn(*mut Context),
     /// Where the image begins.
     base: usize,
-    /// Variables in LDS: where they begin and end.
-    lds: Vec<(usize, usize)>,
+    lds: Vec<Lds>,
+    /// A byte for each marked line of the text, which is set when it runs; empty where none is marked.
+    ran: Option<(usize, usize)>,
     /// Whether its threads use atomics, be it on LDS alone.
     has_atomics: bool,
     /// Constants of the text, which may be read.
@@ -28,13 +29,42 @@ pub(super) struct Object {
     _library: Loaded,
 }
 
+/// A variable in LDS.
+#[derive(Clone, Debug)]
+pub(super) struct Lds {
+    pub(crate) begin: usize,
+    pub(crate) end: usize,
+    /// What the kernel's text calls it.
+    variable: Option<String>,
+}
+
+impl Lds {
+    pub(crate) fn name(&self) -> String {
+        self.variable.as_ref().map_or_else(|| "LDS".to_owned(), |name| format!("`{name}` in LDS"))
+    }
+}
+
+/// `rows` of `_ZZ6kernelE4rows`, `_ZL4rows` and `_ZZ6kernelE4rows_0`.
+fn variable(mangled: &str) -> Option<String> {
+    let name = |rest: &str| {
+        let n_digits = rest.find(|c: char| !c.is_ascii_digit())?;
+        let len: usize = rest[..n_digits].parse().ok()?;
+        let (name, behind) = rest[n_digits..].split_at_checked(len)?;
+        (behind.is_empty() || behind.starts_with('_')).then(|| name.to_owned())
+    };
+    match mangled.strip_prefix("_ZL") {
+        Some(rest) => name(rest),
+        None => mangled.rmatch_indices('E').find_map(|(at, _)| name(&mangled[at + 1..])),
+    }
+}
+
 // SAFETY: only `lines` keeps it from being moved to another thread: an immutable view of the object's file, whose
 // caches are behind the `Mutex` that every copy is in.
 unsafe impl Send for Object {}
 
 /// The variables in LDS: what a function of the kernel's text keeps in static memory that can be written. And whether
 /// there are atomics.
-fn symbols_of(bytes: &[u8], base: usize) -> Result<(Vec<(usize, usize)>, bool), object::Error> {
+fn symbols_of(bytes: &[u8], base: usize) -> Result<(Vec<Lds>, bool), object::Error> {
     use object::{Object as _, ObjectSection as _, ObjectSymbol as _, SymbolKind, elf};
     let file = object::File::parse(bytes)?;
     let mut lds = Vec::new();
@@ -48,7 +78,8 @@ fn symbols_of(bytes: &[u8], base: usize) -> Result<(Vec<(usize, usize)>, bool), 
         });
         if is_static && is_writable && symbol.size() > 0 {
             let begin = base + symbol.address() as usize;
-            lds.push((begin, begin + symbol.size() as usize));
+            let variable = symbol.name().ok().and_then(variable);
+            lds.push(Lds { begin, end: begin + symbol.size() as usize, variable });
         }
     }
     let has_atomics = file.symbols().any(|symbol| symbol.name().is_ok_and(|name| name.contains("atomic_access")));
@@ -83,9 +114,14 @@ impl Object {
             Some((base + range.begin as usize, base + range.end as usize))
         };
         let (lds, has_atomics) = symbols_of(bytes, base).map_err(|error| refused(error.to_string()))?;
+        // SAFETY: as above; it takes nothing, and gives where a static array begins and ends.
+        let ran = unsafe {
+            let ran = loaded.library.get::<unsafe extern "C" fn(u32) -> usize>(symbol("_ran").as_bytes());
+            ran.ok().map(|ran| (ran(0), ran(1)))
+        };
         let constants = [".rodata", ".data.rel.ro"].iter().filter_map(|name| section(name));
         let constants = constants.map(|(begin, end)| Range::unwatched(begin, end, false)).collect();
-        Ok(Self { entry, bind, base, lds, has_atomics, constants, lines, _library: loaded })
+        Ok(Self { entry, bind, base, lds, ran, has_atomics, constants, lines, _library: loaded })
     }
 
     pub(crate) fn entry(&self) -> SimEntryPoint {
@@ -100,7 +136,7 @@ impl Object {
 
     /// Makes LDS what it is when a block starts: undefined, here NaN.
     pub(crate) fn forget_lds(&self) {
-        for &(begin, end) in &self.lds {
+        for &Lds { begin, end, .. } in &self.lds {
             // SAFETY: the range is a writable section of this object's image, and no thread of a block runs on it:
             // every copy is behind a `Mutex`.
             unsafe { std::ptr::write_bytes(begin as *mut u8, super::UNWRITTEN, end - begin) };
@@ -111,7 +147,7 @@ impl Object {
     pub(crate) fn ranges(&self, cells: &mut [Cell]) -> Vec<Range> {
         let mut left = cells;
         let mut lds = Vec::new();
-        for &(begin, end) in &self.lds {
+        for &Lds { begin, end, .. } in &self.lds {
             let (own, others) = left.split_at_mut((end - begin).div_ceil(4));
             lds.push(Range::lds(begin, end, own.as_ptr()));
             left = others;
@@ -120,14 +156,25 @@ impl Object {
         lds
     }
 
-    /// The variables in LDS: where they begin and end.
-    pub(crate) fn lds(&self) -> impl Iterator<Item = (usize, usize)> {
-        self.lds.iter().copied()
+    /// The variables in LDS.
+    pub(crate) fn lds(&self) -> impl Iterator<Item = &Lds> {
+        self.lds.iter()
+    }
+
+    /// Of the marked lines of its text, in their order, which ran on this copy.
+    pub(crate) fn ran(&self) -> Vec<bool> {
+        let bytes = |(begin, end): (usize, usize)| {
+            // SAFETY: the object says that it has a static array there, and no thread of it runs: every copy is behind
+            // a `Mutex`.
+            let ran = unsafe { std::slice::from_raw_parts(begin as *const u8, end - begin) };
+            ran.iter().map(|byte| *byte != 0).collect()
+        };
+        self.ran.map_or_else(Vec::new, bytes)
     }
 
     /// Bytes of LDS that a block has.
     pub(crate) fn lds_bytes(&self) -> u64 {
-        self.lds.iter().map(|(begin, end)| (end - begin) as u64).sum()
+        self.lds.iter().map(|lds| (lds.end - lds.begin) as u64).sum()
     }
 
     /// Whether its threads use atomics, be it on LDS alone: on other memory they may hear of other blocks.
@@ -137,12 +184,30 @@ impl Object {
 
     /// Cells that LDS is watched in.
     pub(crate) fn n_cells(&self) -> usize {
-        self.lds.iter().map(|(begin, end)| (end - begin).div_ceil(4)).sum()
+        self.lds.iter().map(|lds| (lds.end - lds.begin).div_ceil(4)).sum()
     }
 
     /// The line of the kernel's text that a place in the code comes from.
     pub(crate) fn line(&self, pc: usize) -> Option<u32> {
         let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
         self.lines.find_location(probe).ok().flatten()?.line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn variables_have_the_names_of_the_text() {
+        for (mangled, name) in [
+            ("_ZZ11linear_gemvE4rows", "rows"),
+            ("_ZZ4sumEPKfE6shared", "shared"),
+            ("_ZZL3fooILj4EEvvE5EdgesE3sum_0", "sum"),
+            ("_ZL10ring_cells", "ring_cells"),
+        ] {
+            assert_eq!(variable(mangled).as_deref(), Some(name), "{mangled}");
+        }
+        assert_eq!(variable("_ZZE"), None);
     }
 }

@@ -40,6 +40,13 @@ impl Hint for ObjectError {
     }
 }
 
+impl ObjectError {
+    /// Whether its arguments are not the contract's.
+    pub fn is_of_arguments(&self) -> bool {
+        matches!(self, Self::Contract(GpuError::Abi { expected, .. }) if expected.contains("argument") || expected.starts_with('`'))
+    }
+}
+
 impl Resources {
     /// Whether a kernel stays within them.
     ///

@@ -13,8 +13,9 @@ use std::{env, thread};
 
 use super::cache::{Cache, CacheEntry, CacheError, CacheLimits, Folder, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
-use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source};
+use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source, compiler_for};
 use super::key::{Digest, KernelKey};
+use crate::target::Target;
 use hint::Hint;
 
 /// The cache, and the compiler for what it lacks.
@@ -195,6 +196,15 @@ impl Store {
         let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |wanted| origins.values().filter(|origin| **origin == wanted).count();
         Stats { from_cache: count(ObjectOrigin::Cache), compiled: count(ObjectOrigin::Compiled) }
+    }
+
+    /// Tries the compiler for a target on a small kernel, if that was not done before: who will have much compiled
+    /// knows at once what is missing.
+    ///
+    /// # Errors
+    /// When there is no compiler, or it cannot compile for the target.
+    pub fn try_compiler(&self, target: &Target) -> Result<(), CompileError> {
+        self.compiler.identity(compiler_for(target).name(), &target.id()).map(drop)
     }
 
     /// The key that a request is looked up by.

@@ -68,6 +68,19 @@ impl ComputeUnit {
         (blocks * waves_per_block).div_ceil(self.simds.max(1)).min(self.waves_by_registers(vgprs))
     }
 
+    /// What keeps a SIMD from holding more waves of a kernel than [`Self::occupancy`].
+    pub fn limited_by(&self, wave_size: u32, vgprs: u32, lds_bytes: u32, block_size: u32) -> &'static str {
+        let waves = self.occupancy(wave_size, vgprs, lds_bytes, block_size);
+        let without = |vgprs, lds_bytes| self.occupancy(wave_size, vgprs, lds_bytes, block_size);
+        match () {
+            () if waves >= self.waves_per_simd => "the waves that it keeps at most",
+            () if without(0, lds_bytes) > waves => "registers",
+            () if without(vgprs, 0) > waves => "LDS",
+            () if without(0, 0) > waves => "registers, and LDS as well",
+            () => "the size of blocks, of which it holds whole ones",
+        }
+    }
+
     /// Waves that a SIMD's registers suffice for.
     pub fn waves_by_registers(&self, vgprs: u32) -> u32 {
         let granule = self.vgpr_granule.max(1);
@@ -107,6 +120,17 @@ mod tests {
         assert_eq!(RDNA3.occupancy(32, 8, 0, 640), 10);
         assert_eq!(CDNA2.occupancy(64, 129, 0, 256), 3);
         assert_eq!(CDNA2.occupancy(64, 8, 4096, 64), 4);
+    }
+
+    #[test]
+    fn what_limits_the_waves_is_what_more_would_be_had_without() {
+        let limit = |vgprs, lds_bytes, block_size| RDNA3.limited_by(32, vgprs, lds_bytes, block_size);
+        assert_eq!(limit(96, 0, 256), "the waves that it keeps at most");
+        assert_eq!(limit(97, 0, 256), "registers");
+        assert_eq!(limit(8, 33_000, 256), "LDS");
+        assert_eq!(limit(200, 20_000, 256), "registers");
+        assert_eq!(limit(384, 40_000, 256), "registers, and LDS as well");
+        assert_eq!(limit(8, 0, 640), "the size of blocks, of which it holds whole ones");
     }
 
     #[test]

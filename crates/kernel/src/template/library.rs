@@ -310,7 +310,8 @@ impl Library {
         files.iter().any(|file| file.origin != Origin::BuiltIn).then_some((program, files))
     }
 
-    pub(super) fn texts(&self) -> impl Iterator<Item = &SourceFile> {
+    /// Every file that could be read, those of folders in the place of built-in ones.
+    pub fn texts(&self) -> impl Iterator<Item = &SourceFile> {
         self.files.values()
     }
 

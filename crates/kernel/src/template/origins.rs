@@ -17,6 +17,9 @@ use data::Place;
 const OPEN: char = '\u{e000}';
 const CLOSE: char = '\u{e001}';
 
+/// What stands before a kernel's text in a source for the simulator.
+const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
+
 /// Lines of one log that are told.
 const MAX_TOLD: usize = 4;
 
@@ -59,7 +62,10 @@ impl Origins {
             }
             let (text, origins) = kept;
             // What the renderer writes before it is nobody's, and told as the first line that is somebody's.
-            let before = rendered.source[..rendered.source.find(text.trim())?].matches('\n').count();
+            // Behind the simulator's own text lines are counted from 2, as where there is none.
+            let own = rendered.source.rfind(BEHIND_SIMULATOR).map_or(0, |at| at + BEHIND_SIMULATOR.len());
+            let at = own + rendered.source[own..].find(text.trim())?;
+            let before = rendered.source[own..at].matches('\n').count() + usize::from(own > 0);
             let first = std::iter::repeat_n(*origins.first()?, before);
             let place = |(file, line): (usize, usize)| files.get(file).map(|file| file.place(line));
             first.chain(origins).map(place).collect::<Option<_>>().map(Self)
@@ -68,11 +74,16 @@ impl Origins {
         .flatten()
     }
 
+    /// Where a line of the kernel comes from, by the number that compilers and the simulator give it.
+    pub fn of_line(&self, line: usize) -> Option<&Place> {
+        line.checked_sub(1).and_then(|i| self.0.get(i))
+    }
+
     /// The lines that a compiler calls wrong in its log, each once, with where they come from.
     pub fn of_errors(&self, log: &str) -> Vec<(usize, Place)> {
         let mut told: Vec<(usize, Place)> = Vec::new();
         for line in log.lines().filter(|line| line.contains("error")).filter_map(line_in) {
-            let Some(place) = line.checked_sub(1).and_then(|i| self.0.get(i)) else { continue };
+            let Some(place) = self.of_line(line) else { continue };
             if told.len() < MAX_TOLD && told.iter().all(|(other, _)| *other != line) {
                 told.push((line, place.clone()));
             }

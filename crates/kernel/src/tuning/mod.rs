@@ -11,12 +11,12 @@ pub mod table;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 use std::{fs, io};
 
 use crate::step::StepKind;
 use crate::target::{self, Target, TargetError, TargetFacts};
-use hint::Hint;
+use hint::{Hint, meant};
 use table::{Facts, Provenance, Table, TuningRow};
 
 /// Every table, in the order of the lookup.
@@ -171,7 +171,30 @@ impl TuningTables {
             }
             tracing::warn!("{error}; {} does without this table", target.arch);
         }
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| self.of_nobody().iter().for_each(|warning| tracing::warn!("{warning}")));
         Ok(())
+    }
+
+    /// Tables of folders that are for no chip that is known, and say of none what it is: nothing reads them.
+    fn of_nobody(&self) -> Vec<String> {
+        let gpus = target::built_in().into_iter().map(|(arch, facts)| Target::from_facts(&arch, &facts));
+        let hosts = ["x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx_bf16"];
+        let hosts = hosts.iter().filter_map(|name| Target::named(name).ok()).chain([Target::host()]);
+        let of_chips = gpus.chain(hosts).flat_map(|target| target.families());
+        let built_in = data::TUNING.iter().filter_map(|(name, _)| name.strip_suffix(".toml")).map(str::to_owned);
+        let described = self.layers.iter().flatten().filter(|table| table.target.is_some());
+        let described = described.flat_map(|table| {
+            Target::from_facts(&table.name, table.target.as_ref().expect("just looked at")).families()
+        });
+        let known: BTreeSet<String> = of_chips.chain(built_in).chain(described).collect();
+        let own = self.layers.iter().flatten().filter(|table| table.built_in.is_empty());
+        let of_nobody = own.filter(|table| !known.contains(&table.name)).map(|table| {
+            let meant = meant(&table.name, known.iter().map(String::as_str));
+            let meant = meant.map_or(String::new(), |meant| format!("; did you mean `{meant}.toml`?"));
+            format!("nothing reads `{}.toml`: no chip is called so{meant}", table.name)
+        });
+        of_nobody.collect()
     }
 
     /// What is wrong with files of folders, whatever chip they are for.

@@ -24,6 +24,16 @@ pub enum Fact {
     Text(String),
 }
 
+impl fmt::Display for Fact {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Flag(flag) => flag.fmt(f),
+            Self::Number(number) => number.fmt(f),
+            Self::Text(text) => f.write_str(text),
+        }
+    }
+}
+
 /// What a row for a run of ops uses that wants them done one by one.
 pub const APART: &str = "apart";
 
@@ -46,7 +56,7 @@ pub struct Table {
 pub struct TuningRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
-    pub(crate) facts: Facts,
+    pub facts: Facts,
     /// For how many tokens.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
@@ -84,6 +94,8 @@ pub struct TuningRow {
 pub struct Provenance {
     /// How they were come by.
     pub kind: ProvenanceKind,
+    /// A text or a date of TOML.
+    #[serde(deserialize_with = "date")]
     pub date: String,
     /// The command, or how the prediction was made.
     pub method: String,
@@ -180,6 +192,15 @@ impl std::str::FromStr for Tokens {
     }
 }
 
+/// `"2026-11-26"`, or the same without quotes, which is a date of TOML.
+fn date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    match toml::Value::deserialize(deserializer)? {
+        toml::Value::String(text) => Ok(text),
+        toml::Value::Datetime(date) => Ok(date.to_string()),
+        other => Err(de::Error::custom(format!("`date`: expected a date like \"2026-11-26\", found {other}"))),
+    }
+}
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TableFile {
@@ -238,7 +259,7 @@ impl Table {
         let table: TableFile = toml::from_str(text).map_err(|error| TuningError::Toml {
             file: file.to_owned(),
             line: line(error.span().map_or(0, |span| span.start)),
-            message: error.message().trim().to_owned(),
+            message: in_our_words(error.message().trim(), text),
         })?;
         let rows: Vec<TuningRow> =
             table.rows.iter().map(|row| TuningRow::new(row.get_ref().clone(), file, line(row.span().start))).collect();
@@ -299,6 +320,15 @@ impl Table {
     /// Whether other rows of the file stand behind it, which want less.
     fn falls_back(&self, row: &TuningRow) -> bool {
         self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
+    }
+}
+
+/// What the parser says, but for what the TOML means by it.
+fn in_our_words(message: &str, text: &str) -> String {
+    let is_table = |line: &str| line.split('#').next().unwrap_or_default().trim() == "[rows]";
+    match message.contains("expected a sequence") && text.lines().any(is_table) {
+        true => "`[rows]`: each row begins with `[[rows]]`".to_owned(),
+        false => message.to_owned(),
     }
 }
 

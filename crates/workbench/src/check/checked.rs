@@ -4,16 +4,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use gpu::Kernel;
+use gpu::sim::{Space, lines_that_ran, take_traffic};
+use gpu::{GpuError, Kernel};
+use serde::{Deserialize, Serialize};
 
+use super::coverage::{Lines, Marked};
 use super::memory::{Edge, Placement, Setting, Written, tensors};
 use super::rounding::{self, Rounding};
 use super::trial::{self, Scalars, Trial};
 use super::uses::Uses;
 use super::{Failure, Running, Wrong, compare, known, weights};
 use kernel::target::Language;
+use kernel::template::origins::Origins;
 use kernel::template::render::Rendered;
-use kernel::template::{Precision, Template};
+use kernel::template::{Precision, Problem, Template};
 use reference::{Outputs, Tensors};
 
 /// What became of one template at one precision.
@@ -42,6 +46,13 @@ pub struct Checked {
     pub costs: Vec<Cost>,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
+    /// Of the template's lines with statements, whether each ran; empty where nobody looked.
+    pub lines: Lines,
+    /// How waves went to memory, by the template's lines; empty where nobody looked.
+    pub traffic: BTreeMap<AtLine, [u64; 3]>,
+    /// What kept kernels from running that are not wrong for all that is known: a word that what stands in for the
+    /// device does not know.
+    pub unknown: Option<String>,
 }
 
 /// How long one kernel of a check ran.
@@ -107,6 +118,9 @@ impl Checked {
             uses: None,
             costs: Vec::new(),
             failures: Vec::new(),
+            lines: Lines::new(),
+            traffic: BTreeMap::new(),
+            unknown: None,
         }
     }
 
@@ -128,6 +142,14 @@ impl Checked {
             self.uses = Some(self.uses.map_or(uses, |before| before.with(uses)));
         }
         self.costs.extend(more.costs);
+        for (line, ran) in more.lines {
+            *self.lines.entry(line).or_default() |= ran;
+        }
+        for (at, found) in more.traffic {
+            let all = self.traffic.entry(at).or_default();
+            all.iter_mut().zip(found).for_each(|(all, found)| *all += found);
+        }
+        self.unknown = self.unknown.take().or(more.unknown);
         for failure in more.failures {
             self.fail_times(failure);
         }
@@ -158,8 +180,7 @@ impl Checked {
         on: &Running<'_>,
         template: &Template,
         trial: &Trial,
-        kernel: &Rendered,
-        object: &[u8],
+        (kernel, object, marked): (&Rendered, &[u8], Option<&Marked>),
         watch: &mut dyn Watch,
     ) {
         let (driver, lds, weights) = (on.driver, on.lds.as_ref(), &weights(template));
@@ -212,16 +233,79 @@ impl Checked {
                     self.rounding = self.rounding.worse(rounding);
                 }
                 Err(wrong) => {
+                    let wrong = on.told(template, trial, kernel, wrong);
                     if let Wrong::Different(difference) = &wrong {
                         self.worst = self.worst.max(difference.fraction);
                     }
                     self.fail(text, wrong);
                 }
             }
+            if let (Some(marked), Some(Ok(loaded))) = (marked, &loaded) {
+                marked.add(&lines_that_ran(loaded).unwrap_or_default(), &mut self.lines);
+            }
             self.n_cases += 1;
+        }
+        if on.counts {
+            self.count(on, template, trial, kernel);
         }
         self.costs.push(Cost { case: trial.to_string(), ms: 1e3 * start.elapsed().as_secs_f64() });
     }
+}
+
+/// A line of a template, and whether LDS is meant: what waves do there.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct AtLine {
+    /// `file:line`.
+    pub place: String,
+    pub is_lds: bool,
+}
+
+impl Checked {
+    /// Takes in how the waves of a kernel went to memory: how often, what it took, and what it would at best.
+    fn count(&mut self, on: &Running<'_>, template: &Template, trial: &Trial, kernel: &Rendered) {
+        let Trial { problem, params, .. } = trial;
+        let Some(origins) = Origins::trace(on.library, template, problem, params, on.target, kernel) else { return };
+        for ((line, space), found) in take_traffic() {
+            let Some(place) = origins.of_line(line as usize) else { continue };
+            let at = AtLine { place: place.to_string(), is_lds: space == Space::Lds };
+            let all = self.traffic.entry(at).or_default();
+            all.iter_mut().zip([found.n, found.taken, found.least]).for_each(|(all, found)| *all += found);
+        }
+    }
+}
+
+impl Running<'_> {
+    /// A fault with the line of the template, and the command that prints what was rendered.
+    fn told(&self, template: &Template, trial: &Trial, kernel: &Rendered, wrong: Wrong) -> Wrong {
+        let error = match wrong {
+            Wrong::Device(error) => error,
+            wrong => return wrong,
+        };
+        let GpuError::Fault { line: Some(line), .. } = &*error else { return Wrong::Device(error) };
+        let Trial { problem, params, .. } = trial;
+        let origins = Origins::trace(self.library, template, problem, params, self.target, kernel);
+        let place = origins.and_then(|origins| origins.of_line(*line as usize).cloned());
+        let arch = self.target.arch.split(':').next().unwrap_or_default();
+        let mut show = format!("gptoss-jit kernels show {} --arch {arch} --line-numbers", template.label());
+        show += &format!(" --precision {}", problem.precision.name());
+        for (name, value) in values(problem) {
+            show += &format!(" --with {name}={value}");
+        }
+        for (name, value) in params {
+            show += &format!(" --set {name}={value}");
+        }
+        Wrong::Fault { error, place, show }
+    }
+}
+
+/// Dims, constants, flags and types.
+fn values(problem: &Problem) -> Vec<(&str, String)> {
+    let Problem { dims, constants, flags, dtypes, .. } = problem;
+    let dims = dims.iter().map(|(name, value)| (name.as_str(), value.to_string()));
+    let constants = constants.iter().map(|(name, value)| (name.as_str(), value.to_string()));
+    let flags = flags.iter().map(|(name, value)| (name.as_str(), value.to_string()));
+    let dtypes = dtypes.iter().map(|(name, value)| (name.as_str(), value.to_string()));
+    dims.chain(constants).chain(flags).chain(dtypes).collect()
 }
 
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those

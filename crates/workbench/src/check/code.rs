@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use super::trial::{self, Trial};
 use super::{Checker, Selection, Wrong};
-use crate::isa::llvm::Llvm;
 use crate::isa::{Code, IsaError};
 use kernel::object::compile::Request;
 use kernel::template::render::{Rendered, render};
@@ -40,7 +39,7 @@ impl Checker<'_> {
     /// Compiles and disassembles kernels of the selected templates, for a GPU; with a share `[nth, of]`, of a template
     /// of two precisions only the nth of so many parts of its cases, in turn, and at least one; and of types beyond the
     /// common ones those that a thin check has at that shape.
-    pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>, llvm: &Llvm) -> Vec<KernelCode> {
+    pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>) -> Vec<KernelCode> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {
             let precisions: Vec<Precision> = template.precisions().collect();
@@ -60,19 +59,19 @@ impl Checker<'_> {
                     variant: template.variant.clone(),
                     precision,
                     case: trial.to_string(),
-                    made: self.code(template, &trial, llvm),
+                    made: self.code(template, &trial),
                 });
             }
         }
         codes
     }
 
-    fn code(&self, template: &Template, trial: &Trial, llvm: &Llvm) -> Result<(Rendered, Code), CodeError> {
+    fn code(&self, template: &Template, trial: &Trial) -> Result<(Rendered, Code), CodeError> {
         let kernel = render(self.library, template, &trial.problem, &trial.params, self.target).map_err(Wrong::from)?;
         let object =
             self.store.get_all(&[Request::new(&kernel, self.target)], &()).remove(0).map_err(Wrong::compile)?;
         self.examine(&kernel, &object.object)?;
-        let code = Code::disassemble(llvm, &object.object, &kernel.entry)?;
+        let code = Code::disassemble(self.store.compiler(), &object.object, &kernel.entry, &self.target.arch)?;
         Ok((kernel, code))
     }
 }

@@ -35,10 +35,22 @@ impl fmt::Display for Difference {
         let Self { argument, got, want, tolerance, n_wrong, n_elements, .. } = self;
         write!(f, "`{argument}`[{index}]: got {got}, want {want}, tolerance {tolerance:.3e}")?;
         if got.is_nan() {
-            write!(f, " (never written, or computed from what lies outside of an argument)")?;
+            f.write_str(match is_poison(*got) {
+                true => " (never written, or computed from what nobody wrote or what lies outside of an argument)",
+                false => " (computed: as of 0 / 0, of infinities, or of the root of a negative number)",
+            })?;
         }
         write!(f, "; {n_wrong} of {n_elements} elements are wrong")
     }
+}
+
+/// Whether all bits of a NaN are set, as of those that memory holds before anything is written there; what is computed
+/// from one stays so.
+fn is_poison(nan: f64) -> bool {
+    // Of bf16 and f16 the last bits of a mantissa are not there.
+    const FEWEST_BITS: u32 = 7;
+    let mantissa = nan.to_bits() << 12;
+    mantissa.leading_ones() >= FEWEST_BITS
 }
 
 /// Compares all that a kernel writes; gives the largest error as a fraction of the tolerance.
@@ -143,6 +155,15 @@ mod tests {
         assert_eq!(fraction(1.25, 1.0, 0.5), 0.5);
         assert_eq!(fraction(2.0, 1.0, 0.0), f64::INFINITY);
         assert_eq!(fraction(1.0, 1.0, 0.0), 0.0);
+    }
+
+    #[test]
+    fn nan_of_arithmetic_is_told_from_what_nobody_wrote() {
+        for bits in [0xffff_ffffu32, 0xffff_0000] {
+            assert!(is_poison(f64::from(f32::from_bits(bits))), "{bits:x}");
+        }
+        let zero = std::hint::black_box(0.0f32);
+        assert!(!is_poison(f64::from(zero / zero)) && !is_poison(f64::from((-1.0f32 - zero).sqrt())));
     }
 
     #[test]

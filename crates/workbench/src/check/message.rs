@@ -7,9 +7,10 @@ use std::io::{self, Write};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::coverage::Lines;
 use super::rounding::Rounding;
 use super::uses::Uses;
-use super::{Checked, Cost, Failure, Wrong};
+use super::{AtLine, Checked, Cost, Failure, Wrong};
 use kernel::template::Precision;
 
 /// One template at one precision.
@@ -64,6 +65,9 @@ pub(super) struct CaseResults {
     uses: Option<Uses>,
     costs: Vec<(String, f64)>,
     failures: Vec<FailureMessage>,
+    lines: Lines,
+    traffic: Vec<(AtLine, [u64; 3])>,
+    unknown: Option<String>,
 }
 
 /// A [`Failure`] in words.
@@ -95,6 +99,9 @@ impl CaseResults {
             uses: checked.uses,
             costs: checked.costs.into_iter().map(|cost| (cost.case, cost.ms)).collect(),
             failures: checked.failures.into_iter().map(told).collect(),
+            lines: checked.lines,
+            traffic: checked.traffic.into_iter().collect(),
+            unknown: checked.unknown,
         }
     }
 
@@ -120,6 +127,9 @@ impl CaseResults {
             uses: self.uses,
             costs: self.costs.into_iter().map(|(case, ms)| Cost { case, ms }).collect(),
             failures: self.failures.into_iter().map(failure).collect(),
+            lines: self.lines,
+            traffic: self.traffic.into_iter().collect(),
+            unknown: self.unknown,
             ..Checked::new(step.op.clone(), step.variant.clone(), step.precision)
         }
     }

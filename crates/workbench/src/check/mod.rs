@@ -15,6 +15,7 @@ mod checked;
 pub mod child;
 pub mod code;
 mod compare;
+pub mod coverage;
 pub(crate) mod export;
 mod known;
 mod lds;
@@ -32,12 +33,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use coverage::Marked;
 use gpu::Driver;
 use gpu::code_object::KernelFacts;
+use gpu::sim::count_traffic;
 use memory::Setting;
 use trial::Trial;
 
-use kernel::object::compile::Request;
+use kernel::object::compile::{Request, unknown_word};
 use kernel::object::resources::examine;
 use kernel::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use kernel::target::Target;
@@ -50,7 +53,7 @@ use kernel::template::{Params, Precision, Problem, Resources, Template};
 use kernel::tuning::TuningTables;
 use reference::Tensors;
 
-pub use checked::{Checked, Cost, Go, Watch};
+pub use checked::{AtLine, Checked, Cost, Go, Watch};
 pub use compare::Difference;
 pub(crate) use compare::output;
 pub(super) use lds::LdsFill;
@@ -87,10 +90,15 @@ pub struct Runner<'a> {
 
 /// What runs kernels, with what goes before each.
 struct Running<'a> {
+    library: &'a Library,
     target: &'a Target,
     driver: &'a dyn Driver,
     lds: Option<LdsFill>,
     is_fenced: bool,
+    /// Whether the lines of templates are marked.
+    covers: bool,
+    /// Whether accesses are counted.
+    counts: bool,
     /// When no other case begins.
     until: Option<Instant>,
 }
@@ -108,11 +116,15 @@ pub struct Selection {
     pub op: Vec<String>,
     /// Of those only what is a template of nothing besides.
     pub op_alone: bool,
-    /// Only variants of these names, likewise.
+    /// Only variants of these names, likewise; `linear/gemv` is one alone.
     pub variant: Vec<String>,
     /// Not the default parameters alone, but all legal ones; of more than [`trial::MAX_POINTS`] choices those that
     /// differ from the default in one parameter.
     pub all_params: bool,
+    /// Not the default parameters but these, where they are legal; what is not named has its default.
+    pub params: Params,
+    /// Only at this precision.
+    pub precision: Option<Precision>,
     /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are
     /// meant for.
     pub tables: Option<Arc<TuningTables>>,
@@ -144,6 +156,10 @@ pub struct Selection {
     pub is_fenced: bool,
     /// Only kernels whose text is not what they are with these templates.
     pub unlike: Option<Arc<Library>>,
+    /// Which lines of the templates run in the simulator is told.
+    pub covers: bool,
+    /// How waves go to memory there is told.
+    pub memory: bool,
     /// A template's kernels are compiled and run one after the other, up to the first that is wrong.
     pub until_wrong: bool,
 }
@@ -162,7 +178,10 @@ impl Checker<'_> {
 
     /// The selected templates at each of their precisions.
     fn steps(&self, selection: &Selection) -> impl Iterator<Item = (&Arc<Template>, Precision)> {
-        let with_precisions = |template: &'_ Arc<Template>| template.precisions().collect::<Vec<_>>();
+        let of = selection.precision;
+        let with_precisions = move |template: &'_ Arc<Template>| {
+            template.precisions().filter(|one| of.is_none_or(|of| of == *one)).collect::<Vec<_>>()
+        };
         self.selected(selection)
             .flat_map(move |template| with_precisions(template).into_iter().map(move |one| (template, one)))
     }
@@ -176,7 +195,8 @@ impl Checker<'_> {
                 && (selection.op.is_empty() || selection.op.iter().any(|op| is_selected(ops, op)))
         });
         of_op.filter(|template| {
-            (selection.variant.is_empty() || selection.variant.contains(&template.variant))
+            let is_named = |one: &String| *one == template.variant || *one == template.label();
+            (selection.variant.is_empty() || selection.variant.iter().any(is_named))
                 && template.fits_target(self.target).is_ok()
         })
     }
@@ -195,7 +215,7 @@ impl Checker<'_> {
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
         }
-        let on = match self.runner.map(|runner| self.running(runner, which.is_fenced, until)).transpose() {
+        let on = match self.runner.map(|runner| self.running(runner, which, until)).transpose() {
             Ok(on) => on,
             Err(wrong) => {
                 checked.fail("filling LDS".into(), wrong);
@@ -238,6 +258,10 @@ impl Checker<'_> {
         checked: &mut Checked,
         watch: &mut dyn Watch,
     ) {
+        // In the simulator of the target itself texts are marked, and there is nothing to examine.
+        if let Some(on) = on.filter(|on| on.covers && *on.target == *self.target) {
+            return self.run_elsewhere(template, trials, on.target, on, checked, watch);
+        }
         let mut kernels = self.rendered(template, trials, self.target, checked);
         if let Some(library) = &which.unlike {
             kernels.retain(|(trial, kernel)| !self.is_like(library, template, trial, kernel));
@@ -266,7 +290,7 @@ impl Checker<'_> {
         };
         if *on.target == *self.target {
             for (trial, kernel, object) in &good {
-                checked.run(on, template, trial, kernel, &object.object, watch);
+                checked.run(on, template, trial, (kernel, &object.object, None), watch);
             }
         } else {
             let trials = good.into_iter().map(|(trial, ..)| trial).collect();
@@ -275,10 +299,27 @@ impl Checker<'_> {
     }
 
     /// A GPU's LDS is filled by a kernel; the simulator fills its own, and the host has none.
-    fn running<'r>(&self, runner: Runner<'r>, is_fenced: bool, until: Option<Instant>) -> Result<Running<'r>, Wrong> {
+    fn running<'r>(
+        &'r self,
+        runner: Runner<'r>,
+        which: &Selection,
+        until: Option<Instant>,
+    ) -> Result<Running<'r>, Wrong> {
         let is_gpu = runner.target.is_real_gpu();
         let lds = if is_gpu { LdsFill::new(self.library, self.store, runner.target, runner.driver)? } else { None };
-        Ok(Running { target: runner.target, driver: runner.driver, lds, is_fenced, until })
+        let (is_fenced, covers) = (which.is_fenced, which.covers && runner.target.is_simulated);
+        let counts = which.memory && runner.target.is_simulated;
+        count_traffic(counts);
+        Ok(Running {
+            library: self.library,
+            target: runner.target,
+            driver: runner.driver,
+            lds,
+            is_fenced,
+            covers,
+            counts,
+            until,
+        })
     }
 
     /// What the compiler said, and which lines of the templates it said it of.
@@ -327,10 +368,40 @@ impl Checker<'_> {
         watch: &mut dyn Watch,
     ) {
         let kernels = self.rendered(template, trials, target, checked);
-        let objects = self.store.get_all(&requests(&kernels, target), &());
-        for ((trial, kernel), object) in kernels.iter().zip(objects) {
+        let marked = |(trial, kernel): &(Trial, Rendered)| {
+            on.covers.then(|| Marked::new(self.library, template, trial, kernel, target)).flatten()
+        };
+        let mut marked: Vec<Option<Marked>> = kernels.iter().map(marked).collect();
+        let text = |(marked, (_, kernel)): (&Option<Marked>, &(Trial, Rendered))| {
+            Request::new(marked.as_ref().map_or(kernel, |marked| &marked.kernel), target)
+        };
+        let texts: Vec<Request> = marked.iter().zip(&kernels).map(text).collect();
+        let stopwatch = Stopwatch::default();
+        let objects = self.store.get_all(&texts, &stopwatch);
+        if *target == *self.target {
+            checked.n_compiled += stopwatch.n_compiled.into_inner();
+            checked.compile_ms += stopwatch.compile_ms.into_inner();
+        }
+        for (((trial, kernel), marked), object) in kernels.iter().zip(&mut marked).zip(objects) {
+            // A text that marks spoil is run without.
+            let object = match (object, marked.is_some()) {
+                (Err(_), true) => {
+                    *marked = None;
+                    self.store.get_all(&[Request::new(kernel, target)], &()).remove(0)
+                }
+                (object, _) => object,
+            };
+            let unknown = |error: &StoreError| {
+                let word =
+                    unknown_word(error.log()).filter(|word| !self.target.is_simulated || word.starts_with("__"))?;
+                let compiled = if self.target.is_simulated { "" } else { "the GPU's compiler compiled it; " };
+                Some(format!("{compiled}the simulator does not know `{word}`"))
+            };
             match object {
-                Ok(object) => checked.run(on, template, trial, kernel, &object.object, watch),
+                Ok(object) => checked.run(on, template, trial, (kernel, &object.object, marked.as_ref()), watch),
+                Err(error) if unknown(&error).is_some() => {
+                    checked.unknown = checked.unknown.take().or_else(|| unknown(&error));
+                }
                 Err(error) => {
                     checked.fail(trial.to_string(), self.not_compiled(template, trial, kernel, target, error))
                 }

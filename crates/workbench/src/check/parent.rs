@@ -11,6 +11,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ use kernel::template::Template;
 /// A template that ended so many children at a precision is not run on.
 const MAX_DEATHS: usize = 3;
 
+/// How often who may be stopped looks whether he is.
+const LOOK: Duration = Duration::from_millis(50);
+
 /// How long a child may take to end when it has said all, or has closed its socket.
 const ENDING: Duration = Duration::from_secs(10);
 
@@ -37,6 +41,8 @@ pub struct Children {
     pub words: Vec<OsString>,
     /// How long a kernel may run in one case.
     pub deadline: Duration,
+    /// Set when nobody wants to know any more: what runs is ended, and what was not checked is left out.
+    pub stop: Arc<AtomicBool>,
 }
 
 /// A child could not be started, or its socket broke.
@@ -60,6 +66,8 @@ pub enum Death {
     },
     /// What it said is no report; it was killed.
     Garbage,
+    /// Nobody wants to know any more.
+    Stopped,
 }
 
 impl fmt::Display for Death {
@@ -72,6 +80,7 @@ impl fmt::Display for Death {
             Self::TimedOut { deadline } => {
                 write!(f, "it was still running after {} s and was killed", deadline.as_secs_f64())
             }
+            Self::Stopped => f.write_str("it was stopped"),
             Self::Garbage => f.write_str("it spoiled what the process that ran it reports, which was killed"),
         }
     }
@@ -186,6 +195,7 @@ impl Children {
                     progress.add(since, step);
                     (is_lost, true)
                 }
+                Err(Death::Stopped) => return Ok(()),
                 Err(death) => (true, !progress.died(child.runs.take().map(|(case, _)| case), death)),
             };
             if is_lost {
@@ -204,6 +214,7 @@ impl Children {
 
     fn start(&self, job: &CheckJob) -> io::Result<Running> {
         let mut running = Running::start(&self.program, &self.words)?;
+        running.stop = Some(Arc::clone(&self.stop));
         match running.tell(job) {
             // It ended already: the first look will tell how.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
@@ -222,6 +233,8 @@ pub(crate) struct Running {
     pub(crate) runs: Option<(String, Instant)>,
     /// How it ended, once it is waited for.
     status: Option<ExitStatus>,
+    /// Set when nobody waits for it any more.
+    stop: Option<Arc<AtomicBool>>,
 }
 
 impl Running {
@@ -235,7 +248,7 @@ impl Running {
             .stdout(io::stderr().as_fd().try_clone_to_owned()?)
             .process_group(0)
             .spawn()?;
-        Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None })
+        Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None, stop: None })
     }
 
     pub(crate) fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
@@ -246,7 +259,12 @@ impl Running {
     pub(crate) fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
         loop {
             let left = self.runs.as_ref().map(|(_, since)| deadline.saturating_sub(since.elapsed()));
-            let timeout = left.map(|left| left.max(Duration::from_millis(1)));
+            if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+                return Err(Death::Stopped);
+            }
+            // Who may be stopped looks up from time to time.
+            let looks = self.stop.as_ref().map(|_| LOOK);
+            let timeout = left.into_iter().chain(looks).min().map(|timeout| timeout.max(Duration::from_millis(1)));
             self.from_child.get_ref().set_read_timeout(timeout).expect("not zero");
             match self.from_child.read_until(b'\n', &mut self.line) {
                 Ok(_) if self.line.ends_with(b"\n") => {
@@ -256,6 +274,9 @@ impl Running {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    if left.is_none_or(|left| left > LOOK) && self.stop.is_some() {
+                        continue;
+                    }
                     // What a kernel started may hold the socket when its process is gone.
                     let ended = self.ended();
                     return Err(ended.map_or(Death::TimedOut { deadline }, Death::from_status));

@@ -2,9 +2,8 @@
 
 use super::code::{CodeError, KernelCode};
 use super::{Checker, Selection};
-use crate::isa::llvm::Llvm;
-use crate::isa::speed::{LoopSpeed, Machine};
-use crate::isa::{Code, IsaError};
+use crate::isa::Code;
+use crate::isa::speed::{IssueModel, LoopSpeed, Machine};
 use kernel::target::compute_unit::{ComputeUnit, Product};
 use kernel::template::Precision;
 
@@ -31,8 +30,8 @@ pub struct HotLoop {
     pub n_instructions: usize,
     /// Whether there are loops inside of it, whose instructions count once.
     pub has_loops_inside: bool,
-    /// A round of it; `None` if LLVM has no model of the processor.
-    pub speed: Option<LoopSpeed>,
+    /// A round of it.
+    pub speed: LoopSpeed,
 }
 
 impl Checker<'_> {
@@ -40,30 +39,28 @@ impl Checker<'_> {
     pub fn speeds(
         &self,
         selection: &Selection,
-        llvm: &Llvm,
+        model: &IssueModel,
         unit: &ComputeUnit,
         product: &Product,
     ) -> Vec<KernelSpeed> {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
-        let predicted = self.codes(selection, None, llvm).into_iter().map(|kernel| {
+        let predicted = self.codes(selection, None).into_iter().map(|kernel| {
             let KernelCode { op, variant, precision, case, made } = kernel;
-            let loops = made.and_then(|(_, code)| Ok(hot_loops(&code, llvm, machine)?));
+            let loops = made.map(|(_, code)| hot_loops(&code, model, machine));
             KernelSpeed { op, variant, precision, case, loops }
         });
         predicted.collect()
     }
 }
 
-fn hot_loops(code: &Code, llvm: &Llvm, machine: Machine<'_>) -> Result<Vec<HotLoop>, IsaError> {
-    let mut hot = Vec::new();
-    for found in code.loops().iter().filter(|found| found.is_hot(code)) {
-        hot.push(HotLoop {
-            header: found.header,
-            n_instructions: found.all.len(),
-            has_loops_inside: !found.is_innermost(),
-            speed: found.speed(code, llvm, machine)?,
-        });
-    }
-    Ok(hot)
+fn hot_loops(code: &Code, model: &IssueModel, machine: Machine<'_>) -> Vec<HotLoop> {
+    let loops = code.loops();
+    let hot = loops.iter().filter(|found| found.is_hot(code)).map(|found| HotLoop {
+        header: found.header,
+        n_instructions: found.all.len(),
+        has_loops_inside: !found.is_innermost(),
+        speed: found.speed(code, model, machine),
+    });
+    hot.collect()
 }

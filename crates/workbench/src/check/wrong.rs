@@ -44,7 +44,7 @@ pub enum Wrong {
         places: Vec<(usize, Place)>,
     },
     /// The object is not what its contract says, or uses more than its template allows.
-    #[error("the object for {target}: {error}")]
+    #[error("the object for {target}: {error}{}", if error.is_of_arguments() { "\n  `{{ signature }}` writes the kernel's head from the contract" } else { "" })]
     Object {
         target: String,
         /// What is wrong with it.
@@ -56,6 +56,15 @@ pub enum Wrong {
     /// The device refuses it.
     #[error("the device refuses it: {0}")]
     Device(Arc<GpuError>),
+    /// What watches it stopped it.
+    #[error("{error}{}\n  `{show}` prints it", place.iter().map(|place| format!("\n  the line comes from {place}")).collect::<String>())]
+    Fault {
+        error: Arc<GpuError>,
+        /// The template's line.
+        place: Option<Place>,
+        /// What prints the rendered text.
+        show: String,
+    },
     /// The case cannot be computed on the host.
     #[error(transparent)]
     Reference(#[from] ReferenceError),

@@ -1,5 +1,7 @@
 //! One instruction, and what it is to us, by its name in LLVM's spelling for GCN, CDNA and RDNA.
 
+use std::sync::Arc;
+
 /// An instruction of the disassembly.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
@@ -9,6 +11,8 @@ pub struct Instruction {
     pub text: String,
     /// Where it branches to.
     pub(crate) target: Option<u64>,
+    /// Where in the source it comes from, `kernel.hip:41`, innermost first; empty where that is not known.
+    pub places: Arc<[String]>,
 }
 
 /// Memory that is not on the chip, or is addressed as if it were not.
@@ -32,7 +36,38 @@ impl Instruction {
         };
         let text = text.trim();
         let address = hex(address)?;
-        (!text.is_empty()).then(|| Self { address, text: text.to_owned(), target })
+        (!text.is_empty()).then(|| Self { target, ..Self::plain(address, text) })
+    }
+
+    /// Where it is, in bytes.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// One that goes nowhere else and of whose source nothing is known.
+    pub(super) fn plain(address: u64, text: &str) -> Self {
+        Self { address, text: text.to_owned(), target: None, places: Arc::from([]) }
+    }
+
+    /// Cycles of the vector unit by rules of thumb, in which it does all lanes of most instructions: of exponentials,
+    /// roots and their kin and of whole products it does a quarter. 0 where others do it.
+    pub(super) fn vector_cycles(&self) -> f64 {
+        let Some(("v", rest)) = self.mnemonic().split_once('_') else { return 0.0 };
+        const QUARTER: [&str; 12] = [
+            "exp_",
+            "log_",
+            "rcp_",
+            "rsq_",
+            "sqrt_",
+            "sin_",
+            "cos_",
+            "mul_lo_u32",
+            "mul_hi_u32",
+            "mul_hi_i32",
+            "mad_u64",
+            "mad_i64",
+        ];
+        if QUARTER.iter().any(|first| rest.starts_with(first)) { 4.0 } else { 1.0 }
     }
 
     /// The name: its first word.
@@ -161,7 +196,7 @@ mod tests {
     use super::*;
 
     fn instruction(text: &str) -> Instruction {
-        Instruction { address: 0, text: text.into(), target: None }
+        Instruction::plain(0, text)
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! LLVM's tools as programs: `llvm-objdump`, `llvm-mca`, `llc`. They are found, started, and their words taken; what
+//! LLVM's tools as programs: `llvm-mca`, `llc`. They are found, started, and their words taken; what
 //! the words mean is for others to say.
 
 use std::ffi::OsString;
@@ -77,6 +77,17 @@ impl Llvm {
         let named = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()).map(PathBuf::from);
         let fetched = Path::new(FETCHED);
         Self { root: named.or_else(|| fetched.join(".complete").is_file().then(|| fetched.to_owned())) }
+    }
+
+    /// The version of `llvm-mca`, as it states it, and where it is.
+    pub fn version(&self) -> String {
+        let said = self.run("llvm-mca", &["--version"], b"").unwrap_or_default();
+        let version =
+            said.lines().map(str::trim).find(|line| line.contains("version")).unwrap_or("some LLVM").to_owned();
+        let path = self.program("llvm-mca").map(|(program, args)| {
+            args.last().map_or(program.display().to_string(), |last| last.to_string_lossy().into_owned())
+        });
+        path.map_or(version.clone(), |path| format!("`{path}` ({version})"))
     }
 
     /// The tools below a folder: unpacked packages, or an installation.

@@ -1,9 +1,10 @@
-//! The machine code of an AMD GPU object, as `llvm-objdump` prints it: instructions, basic blocks, loops.
+//! The machine code of an AMD GPU object, as comgr, which hipRTC brings, disassembles it: instructions, basic blocks,
+//! loops.
 //!
 //! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
-//! `llvm-mca` how long a loop takes, [`waits`] what a wave waits for, [`llvm`] finds and runs the tools; [`sass`] reads
-//! NVIDIA's code by itself. Nothing here is needed to run a model: it is how `kernels check` and the tests look at what
-//! the compiler made of a template.
+//! `llvm-mca` how long a loop takes, or counts, [`waits`] what a wave waits for, [`llvm`] finds and runs LLVM's tools;
+//! [`sass`] reads NVIDIA's code by itself. Nothing here is needed to run a model: it is how `kernels check` and the
+//! tests look at what the compiler made of a template.
 
 pub(crate) mod instruction;
 pub mod llvm;
@@ -12,9 +13,10 @@ pub mod speed;
 pub(crate) mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 pub use instruction::Instruction;
-use llvm::{Llvm, LlvmError};
+use kernel::object::compile::{CompileError, Compilers};
 
 /// The code of one kernel.
 #[derive(Clone, Debug)]
@@ -47,10 +49,10 @@ struct Block {
 /// Why code could not be had.
 #[derive(Debug, thiserror::Error)]
 pub enum IsaError {
-    /// A tool is missing or fails.
+    /// hipRTC is missing, or its comgr fails.
     #[error(transparent)]
-    Llvm(#[from] LlvmError),
-    /// The tool prints something that is no disassembly.
+    Disassembly(#[from] CompileError),
+    /// What comes is no disassembly.
     #[error("line {line} of the disassembly: expected an instruction and its address, found `{text}`")]
     Line {
         /// From 1.
@@ -60,43 +62,58 @@ pub enum IsaError {
     /// The object has no code of this kernel.
     #[error("the disassembly has no code of `{entry}`")]
     NoCode { entry: String },
-    /// The tool's answer lacks what is read from it.
-    #[error("could not read what llvm-mca answers: {0}")]
-    Answer(String),
 }
 
 impl hint::Hint for IsaError {
     fn hint(&self) -> Option<String> {
-        if let Self::Llvm(error) = self { error.hint() } else { None }
+        if let Self::Disassembly(error) = self { error.hint() } else { None }
     }
 }
 
 impl Code {
     /// Disassembles a kernel of a code object.
     ///
+    /// - `target`: what it is for: `gfx1100`
+    ///
     /// # Errors
-    /// [`IsaError`]: `llvm-objdump` is missing or refuses the object, or the object has no such kernel.
-    pub fn disassemble(llvm: &Llvm, object: &[u8], entry: &str) -> Result<Self, IsaError> {
-        let text = llvm.run("llvm-objdump", &["-d", "--no-show-raw-insn", "-"], object)?;
-        let code = Self::parse(&text)?.into_iter().find(|code| code.name == entry);
+    /// [`IsaError`]: comgr is missing or refuses the object, or the object has no such kernel.
+    pub fn disassemble(compilers: &Compilers, object: &[u8], entry: &str, target: &str) -> Result<Self, IsaError> {
+        Self::read(&compilers.disassemble(object, entry, target, false)?, entry)
+    }
+
+    /// The same with the places in the source that instructions come from; the object has to have been compiled with
+    /// `-gline-tables-only`.
+    ///
+    /// # Errors
+    /// As [`Self::disassemble`].
+    pub fn with_lines(compilers: &Compilers, object: &[u8], entry: &str, target: &str) -> Result<Self, IsaError> {
+        Self::read(&compilers.disassemble(object, entry, target, true)?, entry)
+    }
+
+    fn read(text: &str, entry: &str) -> Result<Self, IsaError> {
+        let code = Self::parse(text)?.into_iter().find(|code| code.name == entry);
         code.ok_or_else(|| IsaError::NoCode { entry: entry.to_owned() })
     }
 
-    /// Reads what `llvm-objdump -d` prints: a line `0000000000001700 <name>:`, then a line per instruction, whose
-    /// comment has its address and, for a branch, where it goes.
+    /// Reads a disassembly, as [`Compilers::disassemble`] and `llvm-objdump -d` write it: a line
+    /// `0000000000001700 <name>:`, then a line per instruction, whose comment has its address and, for a branch, where
+    /// it goes; before it perhaps a line `; ` with the places in the source.
     ///
     /// # Errors
     /// [`IsaError::Line`], for the first line that is neither.
     pub fn parse(text: &str) -> Result<Vec<Self>, IsaError> {
         let mut all: Vec<Self> = Vec::new();
-        let mut start = 0;
+        let (mut start, mut places) = (0, Arc::from([]));
         for (line, text) in text.lines().enumerate() {
             let wrong = || IsaError::Line { line: line + 1, text: text.trim().to_owned() };
             if let Some((address, name)) = symbol(text) {
-                start = address;
+                (start, places) = (address, Arc::from([]));
                 all.push(Self { name: name.to_owned(), instructions: Vec::new() });
+            } else if let Some(of_next) = text.strip_prefix("; ") {
+                places = of_next.split(' ').map(str::to_owned).collect();
             } else if text.starts_with('\t') {
                 let instruction = Instruction::parse(text, start).ok_or_else(wrong)?;
+                let instruction = Instruction { places: Arc::clone(&places), ..instruction };
                 all.last_mut().ok_or_else(wrong)?.instructions.push(instruction);
             }
         }
@@ -205,6 +222,11 @@ impl Code {
 }
 
 impl Loop {
+    /// The address of its first instruction.
+    pub fn header(&self) -> u64 {
+        self.header
+    }
+
     /// Whether there is no loop inside of it.
     pub fn is_innermost(&self) -> bool {
         self.own.len() == self.all.len()

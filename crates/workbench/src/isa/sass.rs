@@ -63,7 +63,7 @@ pub(crate) fn decode(bytes: &[u8]) -> Vec<Sass> {
 pub(crate) fn code(name: &str, all: &[Sass]) -> Code {
     let instructions = all.iter().enumerate().map(|(i, sass)| {
         let address = (i * LEN) as u64;
-        Instruction { address, text: sass.text(), target: sass.target(address) }
+        Instruction { target: sass.target(address), ..Instruction::plain(address, &sass.text()) }
     });
     Code { name: name.to_owned(), instructions: instructions.collect() }
 }

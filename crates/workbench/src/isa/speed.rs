@@ -1,5 +1,6 @@
-//! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), beside what the matrix unit and memory
-//! need at least. Predictions, all of it: nothing is measured.
+//! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), or as its instructions are counted where
+//! there is no LLVM that knows the chip, beside what the matrix unit and memory need at least. Predictions, all of it:
+//! nothing is measured.
 //!
 //! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and
 //! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time
@@ -8,11 +9,66 @@
 use serde::Deserialize;
 
 use super::llvm::{Llvm, LlvmError};
-use super::{Code, Instruction, IsaError, Loop};
+use super::waits::{self, Latencies};
+use super::{Code, Instruction, Loop};
+use hint::{Hint as _, chain};
 use kernel::target::compute_unit::{ComputeUnit, Product};
 
 /// Rounds of the loop that `llvm-mca` looks at: enough that its start and end do not count.
 const ITERATIONS: u32 = 200;
+
+/// What counting gives for one round, over what `llvm-mca` gives: the smallest and the largest quotient of the busy
+/// cycles of all hot loops and all that is outside of loops, of the built-in templates for gfx1100 and gfx942. A test
+/// holds it to that.
+pub const COUNTED_OVER_MCA: [f64; 2] = [0.7, 1.5];
+
+/// Cycles until a load is there where nothing else is known: what LLVM's models of RDNA say.
+const LOAD_CYCLES: f64 = 320.0;
+
+/// Who says what instructions take.
+#[derive(Clone, Debug)]
+pub enum IssueModel {
+    /// LLVM's model of the chip.
+    Mca(Llvm),
+    /// There is none: instructions are counted.
+    Counted {
+        /// What kept `llvm-mca` from it, and what can be done about that.
+        why: String,
+    },
+}
+
+impl IssueModel {
+    /// The `llvm-mca` that there is, if it knows the arch: it is tried on two instructions.
+    pub fn find(arch: &str) -> Self {
+        let llvm = Llvm::find();
+        let arch = arch.split(':').next().unwrap_or_default();
+        let small = ["s_mov_b32 s0, 0", "v_mov_b32_e32 v0, 0"].map(|text| Instruction::plain(0, text));
+        let why = match ask(&small.each_ref(), 1, &llvm, arch) {
+            Ok(Some(_)) => return Self::Mca(llvm),
+            Ok(None) => format!("{} has no model of {arch}", llvm.version()),
+            Err(error) => chain(&error),
+        };
+        let cure = LlvmError::NotFound { tool: "llvm-mca", searched: Vec::new() }.hint().unwrap_or_default();
+        Self::Counted { why: format!("{why} ({cure})") }
+    }
+
+    /// The model in a word, for who keeps predictions.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Mca(_) => "llvm-mca",
+            Self::Counted { .. } => "instructions counted",
+        }
+    }
+
+    /// What is to be told once where there is no `llvm-mca`, with how far counting is off.
+    pub fn notice(&self) -> Option<String> {
+        let Self::Counted { why } = self else { return None };
+        let [least, most] = COUNTED_OVER_MCA;
+        Some(format!(
+            "times are predicted by counting instructions, whose cycles are {least} to {most} times those of llvm-mca: {why}"
+        ))
+    }
+}
 
 /// One round of a loop, as one wave goes through it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,46 +130,63 @@ impl Loop {
         has(&Instruction::is_matrix) || (self.is_innermost() && (has(&|i| i.transfer().is_some()) || has(&multiplies)))
     }
 
-    /// Predicts a round of it; the instructions of loops inside count once. `None` if LLVM has no model of the
-    /// processor.
-    ///
-    /// # Errors
-    /// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
-    pub fn speed(&self, code: &Code, llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
+    /// Predicts a round of it; the instructions of loops inside count once.
+    pub fn speed(&self, code: &Code, model: &IssueModel, machine: Machine<'_>) -> LoopSpeed {
         let body: Vec<&Instruction> = self.all.iter().map(|&i| &code.instructions[i]).collect();
-        predict(&body, ITERATIONS, llvm, machine)
+        predict(&body, ITERATIONS, model, machine)
     }
 }
 
 /// Predicts going through instructions once, without those that were before: from a start at which nothing is under way
-/// to an end at which all is done. `None` if LLVM has no model of the processor.
-///
-/// # Errors
-/// [`IsaError`]: `llvm-mca` is missing, or refuses an instruction.
-pub(crate) fn once(body: &[&Instruction], llvm: &Llvm, machine: Machine<'_>) -> Result<Option<LoopSpeed>, IsaError> {
-    predict(body, 1, llvm, machine)
+/// to an end at which all is done.
+pub(crate) fn once(body: &[&Instruction], model: &IssueModel, machine: Machine<'_>) -> LoopSpeed {
+    predict(body, 1, model, machine)
 }
 
-fn predict(
-    body: &[&Instruction],
-    iterations: u32,
-    llvm: &Llvm,
-    machine: Machine<'_>,
-) -> Result<Option<LoopSpeed>, IsaError> {
-    let Some(answer) = ask(body, iterations, llvm, machine.arch)? else { return Ok(None) };
+fn predict(body: &[&Instruction], iterations: u32, model: &IssueModel, machine: Machine<'_>) -> LoopSpeed {
+    let asked = match model {
+        IssueModel::Mca(llvm) => ask(body, iterations, llvm, machine.arch),
+        IssueModel::Counted { .. } => Ok(None),
+    };
+    let answer = match asked {
+        Ok(Some(answer)) => answer,
+        Ok(None) => counted(body, iterations, machine),
+        Err(error) => {
+            tracing::debug!("counted, since llvm-mca does not say: {}", chain(&error));
+            counted(body, iterations, machine)
+        }
+    };
     let scale = clock_cycles(machine.arch);
     let matrix_flop = body.iter().map(|instruction| instruction.matrix_flop()).sum();
     let rate = f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1));
     let matrix_cycles = if rate > 0.0 { matrix_flop as f64 / rate } else { 0.0 };
     let issue_cycles = answer.throughput * scale;
     let lanes = u64::from(machine.wave_size);
-    Ok(Some(LoopSpeed {
+    LoopSpeed {
         alone_cycles: (answer.cycles / f64::from(iterations) * scale).max(matrix_cycles),
         busy_cycles: issue_cycles.max(matrix_cycles),
         matrix_flop,
         matrix_cycles,
         memory_bytes: body.iter().filter_map(|i| i.transfer()).map(|t| u64::from(t.bytes_per_lane) * lanes).sum(),
-    }))
+    }
+}
+
+/// What instructions take by rules of thumb, in the cycles that `llvm-mca` counts in: one to issue each, four on the
+/// vector unit of those that a quarter of its lanes can do; and what waits say of a wave that is alone.
+fn counted(body: &[&Instruction], iterations: u32, machine: Machine<'_>) -> McaReport {
+    let of_vector: f64 = body.iter().map(|instruction| instruction.vector_cycles()).sum();
+    let throughput = of_vector.max(body.len() as f64);
+    let is_gfx9 = machine.arch.starts_with("gfx9");
+    let scale = clock_cycles(machine.arch);
+    let latencies = Latencies {
+        issue: scale,
+        memory: LOAD_CYCLES,
+        matrix_flop: f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1)),
+        counts_stores_as_loads: is_gfx9,
+        counts_scalars_alone: machine.arch.starts_with("gfx12"),
+    };
+    let alone = if iterations > 1 { waits::alone_cycles } else { waits::once_cycles };
+    McaReport { cycles: f64::from(iterations) * alone(body, latencies) / scale, throughput }
 }
 
 /// Clock cycles of a cycle of LLVM's model. On GCN and CDNA the model counts what a wave of 64 needs to issue one
@@ -149,7 +222,8 @@ struct Summary {
     block_throughput: f64,
 }
 
-fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<McaReport>, IsaError> {
+/// What `llvm-mca` says; `None` if it has no model of the processor.
+fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Result<Option<McaReport>, LlvmError> {
     let is_mfma = arch.starts_with("gfx9") && body.iter().any(|instruction| instruction.is_matrix());
     let text = |instruction: &&Instruction| match is_mfma.then(|| without_carry(&instruction.text)).flatten() {
         Some(text) => text + "\n",
@@ -162,11 +236,12 @@ fn ask(body: &[&Instruction], iterations: u32, llvm: &Llvm, arch: &str) -> Resul
         Err(LlvmError::Failed { said, .. }) if has_no_model(&said) => return Ok(None),
         other => other?,
     };
+    let unreadable = |what| LlvmError::Failed { tool: "llvm-mca", said: format!("could not read its answer: {what}") };
     // Before the JSON there may be remarks.
     let json = said.find('{').map_or("", |start| &said[start..]);
-    let answer: Json = serde_json::from_str(json).map_err(|error| IsaError::Answer(error.to_string()))?;
+    let answer: Json = serde_json::from_str(json).map_err(|error| unreadable(error.to_string()))?;
     let summary = answer.code_regions.first().map(|region| &region.summary_view);
-    let summary = summary.ok_or_else(|| IsaError::Answer("it has no region".into()))?;
+    let summary = summary.ok_or_else(|| unreadable("it has no region".into()))?;
     Ok(Some(McaReport { cycles: summary.total_cycles, throughput: summary.block_throughput }))
 }
 
@@ -219,11 +294,11 @@ mod tests {
             "v_addc_co_u32_e32 v17, vcc, 0, v17, vcc",
             "v_mfma_f32_16x16x16bf16_1k v[4:7], v[36:37], v[40:41], v[4:7]",
         ];
-        let one = |text: &&str| Instruction { address: 0, text: (*text).to_owned(), target: None };
+        let one = |text: &&str| Instruction::plain(0, text);
         let body: Vec<Instruction> = texts.iter().map(one).collect();
         let body: Vec<&Instruction> = body.iter().collect();
         match ask(&body, ITERATIONS, &llvm, "gfx90a") {
-            Err(IsaError::Llvm(LlvmError::NotFound { .. })) => {
+            Err(LlvmError::NotFound { .. }) => {
                 writeln!(std::io::stderr(), "skipped: there is no llvm-mca").unwrap();
             }
             said => assert!(said.unwrap().unwrap().cycles >= f64::from(ITERATIONS)),

@@ -208,7 +208,7 @@ mod tests {
     const RDNA4: Latencies = Latencies { counts_scalars_alone: true, ..RDNA3 };
 
     fn code(lines: &[&str]) -> Vec<Instruction> {
-        lines.iter().map(|line| Instruction { address: 0, text: (*line).to_owned(), target: None }).collect()
+        lines.iter().map(|line| Instruction::plain(0, line)).collect()
     }
 
     fn once(lines: &[&str], latencies: Latencies) -> f64 {

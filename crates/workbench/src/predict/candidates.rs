@@ -7,8 +7,7 @@ use gpu::cubin_code;
 use rayon::prelude::*;
 
 use super::{Chip, Code, Geometry, Prediction, Round, predict};
-use crate::isa::llvm::Llvm;
-use crate::isa::speed::{Machine, once};
+use crate::isa::speed::{IssueModel, LoopSpeed, Machine, once};
 use crate::isa::waits::{self, Latencies};
 use crate::isa::{self, Instruction, IsaError, sass};
 use crate::timing::Candidate;
@@ -35,7 +34,8 @@ pub struct Predictor<'a> {
     unit: ComputeUnit,
     product: Product,
     chip: Chip,
-    llvm: Llvm,
+    /// Who says what AMD's instructions take.
+    model: IssueModel,
 }
 
 /// A candidate with its object, read.
@@ -56,9 +56,6 @@ pub enum PredictError {
         "nothing is known of the speed of {arch}: its tuning table has no [target.compute_unit] or no [target.product]"
     )]
     Unknown { arch: String },
-    /// LLVM knows the processor and has no model of its speed, or does not know it.
-    #[error("llvm-mca has no model of {arch}")]
-    NoModel { arch: String },
     /// Its loop does not stay in the instruction cache.
     #[error("its loop of {code_bytes} bytes is more than the instruction cache of {cache_bytes} holds: no prediction")]
     LongLoop {
@@ -79,7 +76,7 @@ pub enum PredictError {
     /// Its object has no code.
     #[error(transparent)]
     Code(#[from] CodeObjectError),
-    /// There is no disassembly, or no answer of `llvm-mca`.
+    /// There is no disassembly.
     #[error(transparent)]
     Isa(#[from] IsaError),
 }
@@ -92,7 +89,7 @@ impl Hint for PredictError {
             Self::Compile(error) => error.hint(),
             Self::Object(error) => error.hint(),
             Self::Isa(error) => error.hint(),
-            Self::NoModel { .. } | Self::LongLoop { .. } | Self::Code(_) => None,
+            Self::LongLoop { .. } | Self::Code(_) => None,
         }
     }
 }
@@ -112,7 +109,16 @@ impl<'a> Predictor<'a> {
             .filter(|_| target.is_real_gpu())
             .and_then(|facts| Some((facts.compute_unit?, facts.product.clone()?, Chip::for_target(target, facts)?)));
         let (unit, product, chip) = known.ok_or_else(|| PredictError::Unknown { arch: target.id() })?;
-        Ok(Self { library, target, store, unit, product, chip, llvm: Llvm::find() })
+        let model = match target.platform {
+            Platform::Amd => IssueModel::find(&target.arch),
+            Platform::Nvidia | Platform::Host => IssueModel::Counted { why: "it is for AMD's GPUs".into() },
+        };
+        Ok(Self { library, target, store, unit, product, chip, model })
+    }
+
+    /// Who says what AMD's instructions take; of other chips' their code does.
+    pub fn model(&self) -> Option<&IssueModel> {
+        (self.target.platform == Platform::Amd).then_some(&self.model)
     }
 
     /// What is predicted for.
@@ -169,7 +175,8 @@ impl<'a> Predictor<'a> {
         let (outside, loops) = match self.target.platform {
             Platform::Nvidia => self.read_sass(cubin_code(object, &rendered.entry)?, &rendered.entry),
             Platform::Amd | Platform::Host => {
-                self.read_gcn(&isa::Code::disassemble(&self.llvm, object, &rendered.entry)?)?
+                let (compilers, arch) = (self.store.compiler(), &self.target.arch);
+                self.read_gcn(&isa::Code::disassemble(compilers, object, &rendered.entry, arch)?)
             }
         };
         let code = Code {
@@ -187,12 +194,11 @@ impl<'a> Predictor<'a> {
         }
     }
 
-    /// What is outside of loops, and the loops, by what `llvm-mca` says of instructions and the code of waits.
-    fn read_gcn(&self, code: &isa::Code) -> Result<(Round, Vec<Round>), PredictError> {
+    /// What is outside of loops, and the loops, by what the model says of instructions and the code of waits.
+    fn read_gcn(&self, code: &isa::Code) -> (Round, Vec<Round>) {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let (unit, product) = (&self.unit, &self.product);
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
-        let no_model = || PredictError::NoModel { arch: arch.to_owned() };
         let is_gfx9 = arch.starts_with("gfx9");
         let latencies = Latencies {
             issue: if is_gfx9 { 4.0 } else { 1.0 },
@@ -201,7 +207,7 @@ impl<'a> Predictor<'a> {
             counts_stores_as_loads: is_gfx9,
             counts_scalars_alone: arch.starts_with("gfx12"),
         };
-        let round = |body: &[&Instruction], speed: isa::speed::LoopSpeed, alone: AloneCycles| {
+        let round = |body: &[&Instruction], speed: LoopSpeed, alone: AloneCycles| {
             let lanes = f64::from(self.target.wave_size);
             let lane_flop: u64 = body.iter().map(|instruction| instruction.lane_flop()).sum();
             Round {
@@ -218,21 +224,16 @@ impl<'a> Predictor<'a> {
         let all = code.loops();
         for found in all.iter().filter(|found| found.is_hot(code)) {
             let body: Vec<&Instruction> = found.all.iter().map(|&i| &code.instructions[i]).collect();
-            loops.push(round(
-                &body,
-                found.speed(code, &self.llvm, machine)?.ok_or_else(no_model)?,
-                waits::alone_cycles,
-            ));
+            loops.push(round(&body, found.speed(code, &self.model, machine), waits::alone_cycles));
         }
         let pick =
             |indices: &[usize]| -> Vec<&Instruction> { indices.iter().map(|&i| &code.instructions[i]).collect() };
         let outside = code.longest_way(&outside(code, &all), &|block| waits::once_cycles(&pick(block), latencies));
         let outside = pick(&outside);
         if outside.is_empty() {
-            return Ok((Round::default(), loops));
+            return (Round::default(), loops);
         }
-        let speed = once(&outside, &self.llvm, machine)?.ok_or_else(no_model)?;
-        Ok((round(&outside, speed, waits::once_cycles), loops))
+        (round(&outside, once(&outside, &self.model, machine), waits::once_cycles), loops)
     }
 
     /// The same by the schedule that NVIDIA's code has in it.

@@ -1,7 +1,8 @@
 //! How long a kernel would take on a chip that is not here: predicted from what the compiler made of it.
 //!
 //! A [`Predictor`] compiles candidates and reads their objects: registers, LDS, and of each loop the instructions and
-//! cycles ([`Round`]; `llvm-mca`'s models for AMD, the schedule in the object itself for NVIDIA). [`Compiled::predict`]
+//! cycles ([`Round`]; `llvm-mca`'s models for AMD, or instructions counted where there is none, the schedule in the
+//! object itself for NVIDIA). [`Compiled::predict`]
 //! puts that, a launch's geometry and its [`Work`] together, for any number of rows. Nothing is measured, and the model
 //! is simple on purpose; `docs/performance.md` says how far its predictions are from times that were.
 //!

@@ -113,6 +113,8 @@ pub enum Reason {
     Died,
     /// The device refuses it.
     Refused,
+    /// Nobody saw whether it is right.
+    Unchecked,
 }
 
 impl Reason {
@@ -125,6 +127,7 @@ impl Reason {
             Self::Wrong => "are wrong",
             Self::Died => "ended their process",
             Self::Refused => "are refused by the device",
+            Self::Unchecked => "were not checked",
         }
     }
 }

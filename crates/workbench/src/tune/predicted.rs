@@ -8,8 +8,7 @@ use rayon::prelude::*;
 use super::job::{Piece, TuningJob};
 use super::judge::{CandidateKernel, Judge, JudgeError, Reason, Time, Verdict};
 use super::objects::{Object, objects};
-use crate::isa::IsaError;
-use crate::isa::llvm::LlvmError;
+use crate::isa::speed::IssueModel;
 use crate::predict::{Compiled, PredictError, Predictor};
 use crate::timing;
 use hint::chain;
@@ -57,6 +56,11 @@ impl<'a> Predicted<'a> {
         Ok(Self { job, library, target, store, predictor, read: HashMap::new(), work: None })
     }
 
+    /// What is to be told once of how it predicts.
+    pub fn notice(&self) -> Option<String> {
+        self.predictor.model().and_then(IssueModel::notice)
+    }
+
     /// Compiles and reads what was not yet. A tool that is missing is an error: it would be so for every kernel.
     fn read_all(&mut self, kernels: &[CandidateKernel], progress: &dyn Progress) -> Result<(), JudgeError> {
         // Whether one may spill is asked below: it may be known another time.
@@ -75,12 +79,7 @@ impl<'a> Predicted<'a> {
             let read = match read {
                 Err(verdict) => Err(verdict),
                 Ok(Ok(read)) => Ok(read),
-                Ok(Err(error @ PredictError::Isa(IsaError::Llvm(LlvmError::Time { .. })))) => {
-                    Err(Verdict::refused(Reason::Exceeds, chain(&error)))
-                }
-                Ok(Err(
-                    error @ (PredictError::Isa(_) | PredictError::NoModel { .. } | PredictError::Unknown { .. }),
-                )) => {
+                Ok(Err(error @ (PredictError::Isa(_) | PredictError::Unknown { .. }))) => {
                     return Err(JudgeError::Gone(chain(&error)));
                 }
                 Ok(Err(error)) => Err(Verdict::refused(Reason::Exceeds, chain(&error))),
@@ -106,7 +105,9 @@ impl<'a> Predicted<'a> {
 
 impl Judge for Predicted<'_> {
     fn identity(&self) -> String {
-        format!("predicted, model {VERSION}, {:?}", self.predictor.chip())
+        let model = self.predictor.model().filter(|model| matches!(model, IssueModel::Counted { .. }));
+        let counted = model.map_or(String::new(), |model| format!(", {}", model.name()));
+        format!("predicted, model {VERSION}{counted}, {:?}", self.predictor.chip())
     }
 
     fn kind(&self) -> ProvenanceKind {

@@ -55,7 +55,7 @@ impl Tuner<'_> {
             known.push(b);
         }
         let between = match self.compare(&piece, known) {
-            Err(TuneError::Judge(JudgeError::Piece(_))) => return Ok(()),
+            Err(TuneError::Judge(JudgeError::Piece(_)) | TuneError::TimeIsOver) => return Ok(()),
             result => Tuned { is_between: true, ..result? },
         };
         self.between((low, a), &between, until, filled)?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Instant;
 
 use serde_json::{Map, json};
 
@@ -80,6 +81,9 @@ pub enum TuneError {
     /// A thread that had kernels compiled ended in a panic.
     #[error("compiling the candidates ended: {said}")]
     Compiling { said: String },
+    /// The time was over before it was known how what the tables say compares.
+    #[error("the time was over")]
+    TimeIsOver,
     /// No template has parameters that were asked for.
     #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]
     NothingToTry { op: String },
@@ -116,6 +120,8 @@ pub struct Tuner<'a> {
     pub progress: &'a dyn Progress,
     /// The best time of what was tuned so far, in microseconds: a run of ops has to be faster than its ops one by one.
     pub best_us: BTreeMap<Piece, f64>,
+    /// When nothing more is asked.
+    pub until: Option<Instant>,
 }
 
 impl TuneEffort {
@@ -193,12 +199,15 @@ impl Tuner<'_> {
         let mut entries = CandidateResults::new();
         let walks = walks(self.chooser, self.job, self.effort, piece, &choices);
         tuned.n_tried = self.walk(piece, &walks, before, &mut entries)?;
+        if tuned.n_tried == 0 && self.is_over() {
+            return Err(TuneError::TimeIsOver);
+        }
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
         let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
         self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
-        Ok(self.done(tuned, entries))
+        self.done_in_time(tuned, entries)
     }
 
     fn done(&mut self, mut tuned: Tuned, entries: CandidateResults) -> Tuned {
@@ -237,7 +246,21 @@ impl Tuner<'_> {
         let mut entries = CandidateResults::new();
         tuned.n_tried = known.len();
         self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
+        self.done_in_time(tuned, entries)
+    }
+
+    /// What came of it, unless the time is over and the present choice is not among it: then nothing is known to be
+    /// better than that.
+    fn done_in_time(&mut self, tuned: Tuned, entries: CandidateResults) -> Result<Tuned, TuneError> {
+        let is_present = |entry: &CandidateResult| tuned.is_present(entry) && entry.verdict.time().is_some();
+        if self.is_over() && !entries.values().any(is_present) {
+            return Err(TuneError::TimeIsOver);
+        }
         Ok(self.done(tuned, entries))
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     /// What is known of a piece before anything is tried.

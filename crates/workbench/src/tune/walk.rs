@@ -89,6 +89,9 @@ impl Tuner<'_> {
             let mut compilers: BTreeMap<usize, ScopedJoinHandle<'_, ()>> = BTreeMap::new();
             let mut turns: Vec<usize> = (0..walks.len()).collect();
             loop {
+                if self.is_over() {
+                    break;
+                }
                 for i in turns.drain(..) {
                     let times = entries.values().filter_map(|entry| entry.verdict.time().map(Time::median_us));
                     let params = searches[i].next(times.fold(apart_us, f64::min));
@@ -125,6 +128,9 @@ impl Tuner<'_> {
                         }
                     };
                 };
+                if self.is_over() {
+                    break;
+                }
                 let (i, params, asked) = open.remove(at).expect("it was just found");
                 is_compiled.remove(&i);
                 let times = self.judged(asked, piece, ROUNDS, entries)?;

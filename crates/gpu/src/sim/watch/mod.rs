@@ -33,6 +33,20 @@ pub(super) fn cells(n: usize) -> Box<[Cell]> {
 /// How memory is accessed: a plain load is 0, a plain store this.
 pub(super) const IS_WRITE: u32 = 1;
 pub(super) const IS_ATOMIC: u32 = 2;
+/// No access, but an `assert` that does not hold.
+pub(super) const IS_ASSERTION: u32 = 4;
+
+/// Who wrote an address last in this block, if anybody did.
+pub(super) fn writer(range: &Range, address: usize, block: u64) -> Option<Stamp> {
+    let at = address.checked_sub(range.begin)?;
+    let of = |cell: &Cell| Stamp(cell.write.load(Ordering::Relaxed));
+    let cell = range.cell(at >> range.cell_shift);
+    let stamp = match cell.defined.load(Ordering::Relaxed) & IS_SPLIT {
+        0 => of(cell),
+        _ => of(&range.bytes_of(at >> range.cell_shift)[at & ((1 << range.cell_shift) - 1)]),
+    };
+    Some(stamp).filter(|stamp| stamp.0 != 0 && stamp.block() == block)
+}
 
 /// Bytes of a cell, in a stamp and in `defined`.
 const MASK: u64 = Stamp::MASK;

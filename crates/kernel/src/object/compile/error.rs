@@ -39,6 +39,9 @@ pub enum CompileError {
         /// How long it was waited for, each time.
         deadline_s: u64,
     },
+    /// Nothing is compiled any more, as was asked for.
+    #[error("did not compile kernel `{kernel}`: the time was over")]
+    TimeIsOver { kernel: Box<str> },
     /// The canary kernel did not compile.
     #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
     Canary {
@@ -51,6 +54,9 @@ pub enum CompileError {
         /// What the compiler said.
         log: String,
     },
+    /// The code in an object cannot be read.
+    #[error("could not disassemble `{entry}` for {target} with the comgr of hipRTC: {how}{}", log_lines(.log))]
+    NoCode { entry: Box<str>, target: Box<str>, how: How, log: String },
     /// There is no C compiler.
     #[error("could not find a C compiler: looked for {}", .looked_for.join(", "))]
     NoHostCompiler { looked_for: Vec<String> },
@@ -144,10 +150,14 @@ impl Hint for CompileError {
             }),
             Self::GivenUp { compiler, .. } => How::TimedOut { after_ms: 0 }.cure(variable(compiler)),
             Self::Canary { hint, .. } => Some(hint.clone()),
+            Self::NoCode { .. } => {
+                Some("`gptoss-jit doctor` shows which hipRTC was found; `GPTOSS_JIT_HIPRTC` names another one".into())
+            }
             Self::NoHostCompiler { .. } => Some(
                 "install a compiler: `apt install gcc g++`, or name one with `CC=/path/to/cc` or `CXX=/path/to/c++`"
                     .into(),
             ),
+            Self::TimeIsOver { .. } => None,
             Self::NotThere { hint, .. } => Some((*hint).into()),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
             Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written and has room".into()),
@@ -188,6 +198,7 @@ mod tests {
             options: Vec::new(),
             memory_bytes: 0,
             stated: None,
+            reads: None,
         };
         CompileError::failed("linear/gemv", &job, Failure { how, log: log.into() })
     }

@@ -17,9 +17,16 @@ use crate::template::Precision;
 /// The user's word on where hipRTC is: see [`Toolchain::hiprtc_in`].
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_HIPRTC";
 
+/// How to come by one without ROCm.
+const FETCH: &str =
+    "`tests/fetch-hiprtc.sh target/hiprtc` fetches a hipRTC (Debian), and `GPTOSS_JIT_HIPRTC=target/hiprtc` names it";
+
 /// The header that hipRTC has its compiler read before every source, and ours, which is read in its place.
 const HEADER_NAME: &str = "hiprtc_runtime.h";
 const HEADER: &str = include_str!("hiprtc_runtime.h");
+
+/// A word that hipRTC's header does not have. What uses it did not compile with ours.
+const ASSERT: &str = "-Dassert(...)=((__VA_ARGS__)?(void)0:__builtin_trap())";
 
 /// hipRTC, for AMD GPUs.
 #[derive(Debug)]
@@ -76,7 +83,9 @@ impl Compiler for Hiprtc {
         let made = match rtc::compile(&HIPRTC, job) {
             Err(Failure { how: How::Rejected, .. }) => {
                 fs::remove_file(HEADER_NAME).and_then(|()| forget_printed()).map_err(cannot)?;
-                rtc::compile(&HIPRTC, job)
+                let mut job = job.clone();
+                job.options.push(ASSERT.into());
+                rtc::compile(&HIPRTC, &job)
             }
             made => made,
         };
@@ -88,7 +97,7 @@ impl Compiler for Hiprtc {
     fn hint(&self, how: &How, target: &str, log: &str) -> String {
         match how {
             How::Unavailable => {
-                "install ROCm, or name a folder with hipRTC in `GPTOSS_JIT_HIPRTC`; no GPU is needed".into()
+                format!("{FETCH}, or install ROCm; no GPU is needed")
             }
             _ if log.contains("cannot find ROCm device library") => format!(
                 "this hipRTC has no device library for {target}, as those of Debian's packages have none for families of \
@@ -100,7 +109,7 @@ impl Compiler for Hiprtc {
 }
 
 /// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
-fn forget_printed() -> io::Result<()> {
+pub(super) fn forget_printed() -> io::Result<()> {
     let mut printed = fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
     printed.set_len(0)?;
     printed.rewind()
@@ -133,7 +142,8 @@ impl Toolchain {
             let library = HIPRTC.candidates(Some(&folder), None).into_iter().next()?;
             Some((folder, library))
         });
-        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or unset `GPTOSS_JIT_HIPRTC`";
+        let hint = "name the folder of a ROCm installation, such as `/opt/rocm`, or what `tests/fetch-hiprtc.sh target/hiprtc` fetches, \
+                    or unset `GPTOSS_JIT_HIPRTC`";
         let (folder, library) = found.ok_or(CompileError::NotThere { compiler: Hiprtc.title(), root, hint })?;
         let loader = folder.join("ld-linux-x86-64.so.2");
         let launcher = if loader.is_file() {

@@ -122,6 +122,7 @@ fn compile_canary(
         options: canary.options.iter().map(ToString::to_string).collect(),
         memory_bytes: options.memory_bytes,
         stated: None,
+        reads: None,
     };
     process::compile(options, "a small kernel", &job)?.map_err(|failure| CompileError::Canary {
         compiler: compiler.title(),

@@ -39,6 +39,17 @@ pub struct CompileJob {
     pub(crate) memory_bytes: u64,
     /// What the compiler stated of itself when the parent had it asked last.
     pub(crate) stated: Option<Stated>,
+    /// Not to compile anything, but to read this object.
+    #[serde(default)]
+    pub(crate) reads: Option<Reads>,
+}
+
+/// An object to be disassembled.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Reads {
+    pub(crate) object: Vec<u8>,
+    /// Whether the lines of the source are wanted, which it has if it was compiled with `-gline-tables-only`.
+    pub(crate) with_lines: bool,
 }
 
 /// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not

@@ -8,6 +8,7 @@
 
 mod answer;
 mod compiler;
+mod disassembly;
 pub(super) mod error;
 mod evidence;
 mod folder;
@@ -37,6 +38,7 @@ pub use identity::Identity;
 pub use job::signal_name;
 pub use job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
+pub use sim::unknown_word;
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
 
@@ -150,6 +152,8 @@ pub struct Compilers {
     known: Mutex<BTreeMap<(String, String), Result<KnownCompilers, CompileError>>>,
     /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
     stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
+    /// When nothing is compiled any more.
+    until: Mutex<Option<Instant>>,
     swept: Once,
 }
 
@@ -177,7 +181,26 @@ impl fmt::Debug for Compilers {
 impl Compilers {
     /// Nothing is looked for until it is needed.
     pub fn new(options: CompilerOptions) -> Self {
-        Self { options, known: Mutex::default(), stopped: Mutex::default(), swept: Once::new() }
+        Self {
+            options,
+            known: Mutex::default(),
+            stopped: Mutex::default(),
+            until: Mutex::default(),
+            swept: Once::new(),
+        }
+    }
+
+    /// From then on nothing is compiled, and what is being compiled is stopped: [`CompileError::TimeIsOver`].
+    pub fn compile_until(&self, until: Option<Instant>) {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    fn until(&self) -> Option<Instant> {
+        *self.until.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_over(&self) -> bool {
+        self.until().is_some_and(|until| Instant::now() >= until)
     }
 
     /// Who compiles for a target. Found out once per process: remembered on disk while the compiler's files stay as
@@ -236,8 +259,15 @@ impl Compilers {
         if let Some(error) = self.given_up(request) {
             return Err(error);
         }
+        let over = || CompileError::TimeIsOver { kernel: request.label.as_str().into() };
+        if self.is_over() {
+            return Err(over());
+        }
         let start = Instant::now();
         let made = self.attempt_twice(&request.label, &job);
+        if self.is_over() && matches!(made, Err(CompileError::Failed { how: How::TimedOut { .. }, .. })) {
+            return Err(over());
+        }
         self.count_stops(request, &made);
         let made = made?;
         if made.facts != identity.facts {
@@ -289,6 +319,39 @@ impl Compilers {
             options: request.options.clone(),
             memory_bytes: self.options.memory_bytes,
             stated: known.stated,
+            reads: None,
+        }
+    }
+
+    /// The machine code of a kernel in an object for a GPU of AMD's, as text: `0000000000001700 <entry>:`, then of each
+    /// instruction a line of a tab, its text, `// `, its address, `:` and, of a branch, ` <entry+0x1c>`. With lines,
+    /// one of `; ` and the places in the source (`kernel.hip:41`, and behind it where that was inlined) goes before an
+    /// instruction of others than the one before. comgr, which hipRTC brings, reads it in a worker.
+    ///
+    /// # Errors
+    /// If there is no hipRTC, or its comgr cannot read the object.
+    pub fn disassemble(
+        &self,
+        object: &[u8],
+        entry: &str,
+        target: &str,
+        with_lines: bool,
+    ) -> Result<String, CompileError> {
+        let job = CompileJob {
+            toolchain: self.toolchain(hiprtc::Hiprtc.name())?,
+            source: String::new(),
+            entry: entry.to_owned(),
+            target: target.to_owned(),
+            options: Vec::new(),
+            memory_bytes: self.options.memory_bytes,
+            stated: None,
+            reads: Some(job::Reads { object: object.to_vec(), with_lines }),
+        };
+        match process::compile(&self.options, &format!("the code of `{entry}`"), &job)? {
+            Ok(made) => Ok(String::from_utf8_lossy(&made.object).into_owned()),
+            Err(Failure { how, log }) => {
+                Err(CompileError::NoCode { entry: entry.into(), target: target.into(), how, log })
+            }
         }
     }
 
@@ -297,7 +360,7 @@ impl Compilers {
     }
 
     fn attempt_twice(&self, label: &str, job: &CompileJob) -> Result<CompileOutput, CompileError> {
-        let compile = || process::compile(&self.options, &format!("kernel `{label}`"), job);
+        let compile = || process::compile_until(&self.options, &format!("kernel `{label}`"), job, self.until());
         let first = match compile()? {
             Ok(made) => return Ok(made),
             Err(failure) => failure,

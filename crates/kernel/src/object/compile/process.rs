@@ -33,13 +33,28 @@ const LONG_WAIT: Duration = Duration::from_secs(10);
 /// # Errors
 /// The outer ones are about the worker (it could not be started), the inner ones about the compile.
 pub(super) fn compile(options: &CompilerOptions, label: &str, job: &CompileJob) -> Result<Outcome, CompileError> {
+    compile_until(options, label, job, None)
+}
+
+/// The same, stopped at that time if that is before the deadline.
+///
+/// # Errors
+/// As [`compile`].
+pub(super) fn compile_until(
+    options: &CompilerOptions,
+    label: &str,
+    job: &CompileJob,
+    until: Option<Instant>,
+) -> Result<Outcome, CompileError> {
     let folder = PrivateFolder::new().map_err(|source| folder_error(env::temp_dir(), source))?;
     let in_folder = |source| folder_error(folder.path().to_owned(), source);
     job.write(folder.path()).map_err(in_folder)?;
     let printed = File::create(folder.path().join(PRINTED)).map_err(in_folder)?;
 
     let child = start(options, &job.toolchain, &folder, printed)?;
-    let wait = Wait { folder: folder.path(), deadline: options.deadline, label, job };
+    let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+    let deadline = left.map_or(options.deadline, |left| left.min(options.deadline));
+    let wait = Wait { folder: folder.path(), deadline, label, job };
     let end = wait.end_of(child).map_err(in_folder)?;
     let printed = clean(&read_printed(folder.path()).map_err(in_folder)?, folder.path(), job);
     let answer = answer::read(folder.path()).map_err(in_folder)?;
@@ -245,6 +260,7 @@ mod tests {
             options: Vec::new(),
             memory_bytes: 0,
             stated: None,
+            reads: None,
         };
         let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
         assert_eq!(

@@ -2,14 +2,32 @@
 //! a shared object.
 
 use std::fs;
+use std::sync::LazyLock;
 
+use regex::Regex;
+
+use super::hiprtc::forget_printed;
 use super::host::{command, contraction, first_on_path, made, run, unavailable, words_of};
-use super::job::{CompileJob, CompileOutput, Failure, Toolchain};
+use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 use super::{Canary, CompileError, Compiler, CompilerOptions};
+use crate::object::key::Digest;
 use crate::target::Target;
 use crate::template::Precision;
 
 const SOURCE: &str = "simulated.cpp";
+
+/// Words that few kernels use, and where they go: behind the simulator's own text.
+const WORDS_NAME: &str = "simulator_words.h";
+pub(super) const WORDS: &str = include_str!("simulator_words.h");
+const BEHIND: &str = "\n#line 2 \"kernel.hip\"\n";
+
+/// A vector as clang declares it: the type, the name, the number.
+static VECTORS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
+    let attribute = r"__attribute__\s*\(\(\s*ext_vector_type\s*\(([^()]+)\)\s*\)\)";
+    let typedef = format!(r"typedef\s+([^;{{}}]+?)\s+(\w+)\s+{attribute}\s*;");
+    let using = format!(r"using\s+(\w+)\s*=\s*([^;{{}}]+?)\s+{attribute}\s*;");
+    [typedef, using].map(|pattern| Regex::new(&pattern).expect("a pattern"))
+});
 /// The user's word on which C++ compiler to use.
 const VARIABLE: &str = "CXX";
 
@@ -54,7 +72,10 @@ impl Compiler for Simulator {
     }
 
     fn find(&self, _: &CompilerOptions) -> Result<Toolchain, CompileError> {
-        first_on_path(self, words_of(VARIABLE), &["c++", "g++", "clang++"])
+        let mut found = first_on_path(self, words_of(VARIABLE), &["c++", "g++", "clang++"])?;
+        // Who it is, is remembered by where it was found: with other words it is another.
+        found.environment.insert("GPTOSS_JIT_WORDS".into(), Digest::of(WORDS.as_bytes()).to_string());
+        Ok(found)
     }
 
     fn canary(&self) -> Canary {
@@ -97,8 +118,64 @@ fn options() -> Vec<String> {
 }
 
 fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
-    fs::write(SOURCE, &job.source).map_err(|error| unavailable(&format!("could not write {SOURCE}: {error}")))?;
-    run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options))?;
+    let cannot = |error| unavailable(&format!("could not write into its folder: {error}"));
+    fs::write(SOURCE, &job.source).map_err(cannot)?;
+    let compile = || run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options));
+    match compile() {
+        Err(Failure { how: How::Rejected, .. }) if job.source.contains(BEHIND) => {
+            fs::write(SOURCE, with_words(&job.source)).and_then(|()| fs::write(WORDS_NAME, WORDS)).map_err(cannot)?;
+            forget_printed().map_err(cannot)?;
+            compile()?;
+        }
+        made => made?,
+    }
     run(command(job)?.args(LINK).arg("object"))?;
-    made(job, format!("-c {LINK:?}"), "cc1plus")
+    made(job, format!("-c {LINK:?} {}", Digest::of(WORDS.as_bytes())), "cc1plus")
+}
+
+/// The source with the further words, and with clang's vectors as these have them.
+fn with_words(source: &str) -> String {
+    let [typedef, using] = &*VECTORS;
+    let source = typedef.replace_all(source, "typedef sim::Vector<$1, ($3)> $2;");
+    let source = using.replace_all(&source, "using $1 = sim::Vector<$2, ($3)>;");
+    source.replacen(BEHIND, &format!("\n#include \"{WORDS_NAME}\"{BEHIND}"), 1)
+}
+
+/// What a log says that the simulator does not know: a word that is not declared there.
+pub fn unknown_word(log: &str) -> Option<&str> {
+    static UNKNOWN: LazyLock<Regex> = LazyLock::new(|| {
+        let words = [
+            r"error: ['‘](\w+)['’] was not declared in this scope",
+            r"error: ['‘](\w+)['’] does not name a type",
+            r"error: ['‘](\w+)['’] has not been declared",
+            r"error: there are no arguments to ['‘](\w+)['’] that depend on a template parameter",
+            r"error: use of undeclared identifier '(\w+)'",
+            r"error: unknown type name '(\w+)'",
+        ];
+        Regex::new(&words.join("|")).expect("a pattern")
+    });
+    let found = UNKNOWN.captures(log)?;
+    found.iter().skip(1).flatten().next().map(|word| word.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_of_clang_become_the_simulators() {
+        let source = "a\n#line 2 \"kernel.hip\"\ntypedef unsigned short Row __attribute__((ext_vector_type(8)));\n\
+             using Sum = float __attribute__((ext_vector_type(N / 2)));\ntypedef float Four __attribute__((vector_size(16)));";
+        let expected = "a\n#include \"simulator_words.h\"\n#line 2 \"kernel.hip\"\ntypedef sim::Vector<unsigned short, (8)> Row;\n\
+             using Sum = sim::Vector<float, (N / 2)>;\ntypedef float Four __attribute__((vector_size(16)));";
+        assert_eq!(with_words(source), expected);
+    }
+
+    #[test]
+    fn an_unknown_word_is_named() {
+        let log = "kernel.hip:3:1: error: '__builtin_amdgcn_x' was not declared in this scope; did you mean y?";
+        assert_eq!(unknown_word(log), Some("__builtin_amdgcn_x"));
+        assert_eq!(unknown_word("kernel.hip:3: error: ‘half3’ does not name a type"), Some("half3"));
+        assert_eq!(unknown_word("kernel.hip:3: error: expected ';'"), None);
+    }
 }

@@ -6,8 +6,8 @@ use std::{fs, process, thread};
 
 use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 
-use super::answer;
 use super::job::{CompileJob, Failure, How};
+use super::{answer, disassembly};
 
 /// What the names of private folders start with.
 pub(super) const FOLDER_PREFIX: &str = "gptoss-jit-compile-";
@@ -33,6 +33,7 @@ pub fn run(folder: &Path) -> io::Result<()> {
     let job = CompileJob::read(folder)?;
     limit_resources(job.memory_bytes)?;
     let outcome = match super::named(&job.toolchain.name) {
+        Some(_) if job.reads.is_some() => disassembly::disassemble(&job),
         Some(compiler) => compiler.compile(&job),
         None => Err(Failure { how: How::Unavailable, log: format!("there is no compiler `{}`", job.toolchain.name) }),
     };

@@ -102,7 +102,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
             // Around its tiles, other types are no other tiles.
             let tables = tables.filter(|_| k == 0 || template.tests.is_empty() && k < n_common);
             let half = if k < n_common { half } else { Some(i) };
-            for (n, params) in points(template, &problem, target, which.all_params, tables).into_iter().enumerate() {
+            for (n, params) in points(template, &problem, target, which, tables).into_iter().enumerate() {
                 let (problem, mut scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 if which.more_rows && trials.is_empty() {
                     scalars.extend(with_more_rows(&scalars, template));
@@ -110,7 +110,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
                 if let Some(half) = half {
                     scalars = every_other(scalars, half + k);
                 }
-                let (is_varied, is_thin, seed) = (n > 0, which.is_thin, i as u64);
+                let (is_varied, is_thin, seed) = (n > 0 || !which.params.is_empty(), which.is_thin, i as u64);
                 let is_new = |(name, dtype): (&String, &Dtype)| {
                     !trials.iter().any(|trial: &Trial| !trial.is_once && trial.problem.dtypes.get(name) == Some(dtype))
                 };
@@ -151,9 +151,13 @@ fn points(
     template: &Template,
     problem: &Problem,
     target: &Target,
-    all_params: bool,
+    which: &Selection,
     tables: Option<&TuningTables>,
 ) -> Vec<Params> {
+    if !which.params.is_empty() {
+        return template.resolve_params(&which.params, problem, target).into_iter().collect();
+    }
+    let all_params = which.all_params;
     let all = template.legal_params(problem, target);
     let legal: Vec<Params> = all.take(if all_params { usize::MAX } else { 1 }).collect();
     let Some(first) = legal.first().cloned() else { return Vec::new() };

@@ -1,0 +1,108 @@
+//! `kernels show --isa`: the machine code of a template's kernel beside the lines of the template that it comes from,
+//! by the compiler's own table of lines; what it uses, how many waves of it a SIMD holds, and what keeps it from more.
+
+use anyhow::anyhow;
+use serde_json::json;
+
+use super::show::RenderedFor;
+use crate::output::Output;
+use crate::usage::UsageError;
+use data::Place;
+use kernel::object::compile::Request;
+use kernel::object::resources::examine;
+use kernel::object::store::Store;
+use kernel::target::Platform;
+use kernel::target::compute_unit::ComputeUnit;
+use kernel::template::Resources;
+use kernel::template::library::Library;
+use kernel::template::origins::Origins;
+use workbench::isa::{Code, Instruction};
+
+/// Has the compiler write down which line each instruction comes from.
+const WITH_LINES: &str = "-gline-tables-only";
+
+/// Names that compilers give a kernel's text.
+const SOURCES: [&str; 2] = ["kernel.hip:", "CompileSource:"];
+
+/// Prints it.
+///
+/// # Errors
+/// If the target is no GPU of AMD's, or the kernel cannot be compiled or read.
+pub(super) fn run(
+    rendered: &RenderedFor,
+    library: &Library,
+    unit: Option<ComputeUnit>,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let RenderedFor { template, chosen, kernel, target } = rendered;
+    if target.platform != Platform::Amd || target.is_simulated {
+        let what = format!("--isa is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
+        return Err(UsageError(what).into());
+    }
+    let store = Store::from_env()?;
+    store.try_compiler(target)?;
+    let mut request = Request::new(kernel, target);
+    request.options.push(WITH_LINES.to_owned());
+    let object = store.get_all(&[request], &()).remove(0)?.object;
+    // What it uses is told, whatever its template allows.
+    let facts = examine(&object, &kernel.spec(), &Resources { max_spills: None }, target)?;
+    let code = Code::with_lines(store.compiler(), &object, &kernel.entry, &target.arch)?;
+    let origins = Origins::trace(library, template, &chosen.problem, &chosen.params, target, kernel)
+        .ok_or_else(|| anyhow!("the lines of `{}` cannot be told", kernel.label))?;
+    let place = |instruction: &Instruction| {
+        let lines = instruction.places.iter().filter_map(|place| line_of(place));
+        lines.filter_map(|line| origins.of_line(line)).next()
+    };
+    let block_size = kernel.launch.block_size();
+    let waves = unit.map(|unit| {
+        let limit = unit.limited_by(target.wave_size, facts.vgprs, facts.lds_bytes, block_size);
+        (unit.occupancy(target.wave_size, facts.vgprs, facts.lds_bytes, block_size), unit.waves_per_simd, limit)
+    });
+    if output.is_json() {
+        let of_instruction = |one: &Instruction| {
+            let place = place(one).map(ToString::to_string);
+            json!({ "address": one.address(), "text": one.text, "place": place })
+        };
+        let waves = waves.map(|(waves, most, limit)| json!({ "per_simd": waves, "most": most, "limited_by": limit }));
+        return Ok(output.json(&json!({
+            "schema": 1, "template": kernel.label, "target": target.id(), "params": kernel.params,
+            "vgprs": facts.vgprs, "sgprs": facts.sgprs, "lds_bytes": facts.lds_bytes, "spills": facts.spills(),
+            "private_bytes": facts.private_bytes, "block_size": block_size, "waves": waves,
+            "instructions": code.instructions.iter().map(of_instruction).collect::<Vec<_>>(),
+        }))?);
+    }
+    output.note(&rendered.about());
+    let waves = waves
+        .map_or(String::new(), |(waves, most, limit)| format!("; {waves} of {most} waves a SIMD, limited by {limit}"));
+    output.line(&format!(
+        "{} VGPRs, {} SGPRs, {} spilled, {} bytes of LDS, {} private bytes, blocks of {block_size}{waves}; {} instructions",
+        facts.vgprs,
+        facts.sgprs,
+        facts.spills(),
+        facts.lds_bytes,
+        facts.private_bytes,
+        code.instructions.len(),
+    ))?;
+    let mut text = String::new();
+    let mut last: Option<&Place> = None;
+    for instruction in &code.instructions {
+        let place = place(instruction).or(last);
+        if let Some(place) = place.filter(|place| last != Some(*place)) {
+            text += &format!("\n{place}  {}\n", line_text(library, place));
+            last = Some(place);
+        }
+        text += &format!("    {:#06x}  {}\n", instruction.address(), instruction.text);
+    }
+    Ok(output.text(&text)?)
+}
+
+/// The number of a line of the kernel's text.
+fn line_of(place: &str) -> Option<usize> {
+    SOURCES.iter().find_map(|source| place.strip_prefix(source)).and_then(|line| line.parse().ok())
+}
+
+/// What stands there.
+fn line_text<'a>(library: &'a Library, place: &Place) -> &'a str {
+    let file = library.texts().find(|file| file.place(1).file == place.file);
+    file.and_then(|file| file.text.lines().nth(place.line.checked_sub(1)?)).unwrap_or_default().trim()
+}
