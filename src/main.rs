@@ -127,7 +127,9 @@ fn main() -> ExitCode {
     }
     let first = std::env::args_os().nth(1);
     if first.as_ref().is_some_and(|word| word == hip::PROBE) {
-        return if hip::probe().is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let code = u8::from(hip::probe().is_err());
+        gpu::hip::end_process(code); // as every other process leaves it
+        return ExitCode::from(code);
     }
     start_again_without_overrides();
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));

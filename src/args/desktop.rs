@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use engine::EngineError;
 use engine::blueprint::{Blueprint, ModelOptions, longest_flop_of_row};
 use gpu::Driver;
 use kernel::pipeline::Pipeline;
@@ -50,7 +51,7 @@ pub(super) fn spare(
     }
     if !is_chunk_asked {
         let (target, library) = (pipeline.target(), pipeline.library());
-        let Blueprint { graph, .. } = Blueprint::new(checkpoint, model, target, library)?;
+        let Blueprint { graph, .. } = Blueprint::new(checkpoint, model, target, library).map_err(EngineError::from)?;
         let flop = longest_flop_of_row(&graph, model.capacity_tokens, library)?;
         let product = pipeline.chooser().tables().facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let n_rows = most_rows(flop, flop_per_s(product, pipeline.driver().parallelism()));

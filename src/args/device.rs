@@ -187,6 +187,12 @@ impl DeviceArgs {
         if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {
             cache.check(&layout)?; // what does not fit is an error below
         }
+        if let Some(Streaming::From(n)) = host.as_ref().map(|host| host.streaming).filter(|_| has_host_layers)
+            && n > model.max_rows
+        {
+            let most = model.max_rows;
+            output.warning(&format!("no step has {n} tokens, from which on experts would come: it has {most} at most"));
+        }
         let start = Instant::now();
         let watchdog = step_timeout::watchdog(device, output)?;
         let options = EngineOptions { pipeline, peers, host, model, watchdog };

@@ -211,9 +211,9 @@ impl KvArgs {
     }
 
     /// What keys and values may take: as asked, or half of what the weights leave free; an eighth where experts make
-    /// room for it, which the processor then computes. A GPU with [`LARGE_MEMORY`] is there to compute for many: all but
-    /// an eighth, or [`LARGE_REST`] if that is more. Where the weights leave nothing, it is they that do not fit, which
-    /// the memory plan will say.
+    /// room for it, which the processor then computes. A GPU with [`LARGE_MEMORY`] is there to compute for many: all
+    /// but an eighth, or [`LARGE_REST`] if that is more. Where the weights leave nothing, it is they that do not fit,
+    /// which the memory plan will say.
     pub(super) fn budget_bytes(&self, shares: Shares, is_large: bool) -> usize {
         let part = |left: usize| match shares.yields {
             true => left / 8,

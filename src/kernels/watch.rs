@@ -113,6 +113,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
             // The verdict is of another text than the one that is there.
             if stop.load(Ordering::Relaxed) {
                 output.detail("saved while it was tried: begun anew");
+                last = None; // also where the bytes are the same again
                 continue;
             }
             output.line(&line.unwrap_or_else(|error| format!("error: {}", chain(error.as_ref()))))?;
@@ -218,11 +219,11 @@ impl Watch<'_> {
         if stop.load(Ordering::Relaxed) {
             return Ok(String::new());
         }
-        if let Some(why) = checked.iter().find_map(|one| one.unknown.clone()) {
-            return Ok(format!("not run: {why}"));
-        }
         if let Some(wrong) = wrong(&checked) {
             return Ok(wrong);
+        }
+        if let Some(why) = checked.iter().find_map(|one| one.unknown.clone()) {
+            return Ok(format!("not run: {why}"));
         }
         let times = match (on, &beside, times) {
             (_, _, Some(predicted)) => predicted?,

@@ -16,7 +16,7 @@ use chat::chat_format::specials::Specials;
 use chat::chat_format::{Besides, ChatFormat, ChatFormatError, Has, Prompts, Word, choose};
 use engine::graph::kv_cache::{KvGroup, KvLayout, KvRequest};
 use engine::{Engine, Sizes};
-use model::checkpoint::Checkpoint;
+use model::checkpoint::{Checkpoint, Elements};
 use model::tokenizer::Tokenizer;
 use serve::backend::Backend;
 use serve::engine_thread::EngineThread;
@@ -256,20 +256,12 @@ pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
 
 /// The same, whole.
 pub(super) fn digest(checkpoint: &Checkpoint, engine: &Engine) -> [u8; 32] {
-    const END_BYTES: usize = 1 << 10;
     let mut hasher = Sha256::new();
     let mut field = |bytes: &[u8]| {
         hasher.update((bytes.len() as u64).to_le_bytes());
         hasher.update(bytes);
     };
-    field(format!("{:?}", checkpoint.config).as_bytes());
-    for (name, tensor) in &checkpoint.tensors {
-        field(format!("{name} {} {:?}", tensor.dtype, tensor.shape).as_bytes());
-        if let Some(bytes) = tensor.bytes() {
-            field(&bytes[..bytes.len().min(END_BYTES)]);
-            field(&bytes[bytes.len().saturating_sub(END_BYTES)..]);
-        }
-    }
+    field(&digest_of_weights(checkpoint));
     for (label, kernel) in engine.executor().kernels() {
         field(label.as_bytes());
         field(kernel.rendered.source.as_bytes());
@@ -278,3 +270,35 @@ pub(super) fn digest(checkpoint: &Checkpoint, engine: &Engine) -> [u8; 32] {
     field(engine.kv_layout().dtypes.all.name().as_bytes());
     hasher.finalize().into()
 }
+
+/// What a checkpoint is known by: its dimensions, and of all that its tensors are made of [`PLACES`] places, so that
+/// models of 60 GB need not be read once more; small ones are looked at whole.
+fn digest_of_weights(checkpoint: &Checkpoint) -> [u8; 32] {
+    let mut hasher = Sha256::new();
+    let mut field = |bytes: &[u8]| {
+        hasher.update((bytes.len() as u64).to_le_bytes());
+        hasher.update(bytes);
+    };
+    field(format!("{:?}", checkpoint.config).as_bytes());
+    for (name, tensor) in &checkpoint.tensors {
+        field(format!("{name} {} {:?}", tensor.dtype, tensor.shape).as_bytes());
+        if let Elements::Random(numbers) = &tensor.elements {
+            field(format!("{numbers:?}").as_bytes());
+        }
+        for source in tensor.sources() {
+            let step = (source.len() / PLACES).max(PLACE_BYTES);
+            let places = (0..source.len()).step_by(step).map(|at| &source[at..source.len().min(at + PLACE_BYTES)]);
+            places.for_each(&mut field);
+            field(&source[source.len().saturating_sub(PLACE_BYTES)..]);
+        }
+    }
+    hasher.finalize().into()
+}
+
+/// Places of a slice that are looked at, evenly far apart.
+const PLACES: usize = 128;
+/// Bytes that are looked at there.
+const PLACE_BYTES: usize = 128;
+
+#[cfg(test)]
+mod tests;

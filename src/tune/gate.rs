@@ -53,7 +53,7 @@ struct Gate<'a> {
     /// The templates without those of anybody else.
     built_in: Library,
     simulated: Target,
-    /// By the digest of what runs there.
+    /// By the digest of what runs there, its template and its parameters.
     known: BTreeMap<String, Finding>,
 }
 
@@ -127,7 +127,8 @@ impl Gate<'_> {
         let library = self.setup.chooser.library();
         let source = self.rendered(library, row, &problem, &self.simulated)?;
         let evidence = Digest::of(source.as_bytes()).to_string();
-        if let Some(finding) = self.known.get(&evidence) {
+        let key = format!("{evidence} {} {:?}", row.template, row.params);
+        if let Some(finding) = self.known.get(&key) {
             return Ok((evidence, finding.clone()));
         }
         let here = Digest::of(self.rendered(library, row, &problem, self.setup.target())?.as_bytes()).to_string();
@@ -135,7 +136,7 @@ impl Gate<'_> {
         let is_built_in = of_tests(&self.simulated).as_ref() == Some(&source)
             && of_tests(self.setup.target()).is_some_and(|own| Digest::of(own.as_bytes()).to_string() == here);
         let finding = if is_built_in { Finding::Right } else { self.run(row, &problem, &evidence)? };
-        self.known.insert(evidence.clone(), finding.clone());
+        self.known.insert(key, finding.clone());
         Ok((evidence, finding))
     }
 
@@ -147,8 +148,10 @@ impl Gate<'_> {
     /// Runs it on its test shapes with the row's parameters, unless the journal has what came of that.
     fn run(&mut self, row: &NewRow, problem: &Problem, evidence: &str) -> anyhow::Result<Finding> {
         let about = json!({ "simulator": self.simulated.id(), "template": row.template, "params": row.params });
+        // Parameters may be of the launch alone, and not in the text.
+        let key = about.to_string();
         let about = about.as_object().expect("it is one").clone();
-        let key = Key::new(["simulator", evidence, env!("CARGO_PKG_VERSION")], about);
+        let key = Key::new(["simulator", evidence, env!("CARGO_PKG_VERSION"), &key], about);
         if let Some(finding) = self.journal.find(&key) {
             return Ok(finding);
         }
@@ -189,12 +192,14 @@ impl Gate<'_> {
         let checker = Checker { library, target, store, runner: None, compute_unit: None };
         let checked = checker.check_in_children(&selection, &children, &mut |_| ())?;
         let unknown = checked.iter().find_map(|one| one.unknown.clone());
-        let first = checked.iter().flat_map(|one| &one.failures).next();
-        let finding = match first {
-            None if unknown.is_some() => Finding::Unchecked(unknown.unwrap_or_default()),
-            None if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
-            None => Finding::Unchecked("no test shape takes its parameters".into()),
-            Some(failure) => Finding::Wrong(failure.to_string()),
+        let failures = || checked.iter().flat_map(|one| &one.failures);
+        let wrong = failures().find(|failure| failure.wrong.is_of_the_kernel());
+        let finding = match (wrong, unknown, failures().next()) {
+            (Some(failure), ..) => Finding::Wrong(failure.to_string()),
+            (None, Some(unknown), _) => Finding::Unchecked(unknown),
+            (None, None, Some(failure)) => Finding::Unchecked(failure.to_string()),
+            (None, None, None) if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
+            (None, None, None) => Finding::Unchecked("no test shape takes its parameters".into()),
         };
         if !matches!(finding, Finding::Unchecked(_)) {
             self.journal.keep(&key, &finding)?;

@@ -100,7 +100,7 @@ impl Comgr {
         check("amd_comgr_create_disassembly_info", status)?;
         let mut all = Vec::new();
         let mut reading = Reading { code, text: String::new(), target: None };
-        let end = code.address + code.bytes.len() as u64;
+        let end = code.address.saturating_add(code.bytes.len() as u64);
         let mut address = code.address;
         while address < end {
             (reading.text, reading.target) = (String::new(), None);

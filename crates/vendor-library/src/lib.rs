@@ -54,7 +54,10 @@ pub struct OpenError {
 
 fn list(attempts: &[Attempt]) -> String {
     // Names that the loader does not find are one line: that a name is not there says nothing of the others.
-    let is_absent = |one: &&Attempt| one.path.components().count() == 1 && one.reason.contains("No such file");
+    let is_absent = |one: &&Attempt| {
+        let is_name = one.path.components().count() == 1;
+        is_name && one.reason.contains("No such file") && !one.is_of_a_library_that_is_there()
+    };
     let absent: Vec<String> =
         attempts.iter().filter(is_absent).map(|one| format!("`{}`", one.path.display())).collect();
     let others: String = attempts.iter().filter(|one| !is_absent(one)).map(Attempt::to_string).collect();

@@ -41,8 +41,18 @@ fn json_tells_the_whole_story() {
     let counter = Counter::new(20);
     let json = |args: &[&str]| counter.run(&[&["-i", "AgAh", "--json"], args].concat()).ok().json();
     let story = json(&["-n", "6", "--stop", "3"]);
-    let expected =
-        ["schema", "mode", "text", "prompt_tokens", "ids", "finish_reason", "tok_per_s", "first_token_s", "kernels"];
+    let expected = [
+        "schema",
+        "mode",
+        "text",
+        "prompt_tokens",
+        "ids",
+        "finish_reason",
+        "tok_per_s",
+        "first_token_s",
+        "device",
+        "kernels",
+    ];
     let steps = ["steps", "drafted_tokens", "accepted_tokens"];
     assert_eq!(keys(&story), expected.into_iter().chain(steps).collect());
     assert_eq!(steps.map(|name| story[name].as_u64()), [4, 0, 0].map(Some), "a step for each token");

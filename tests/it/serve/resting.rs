@@ -3,7 +3,7 @@
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -13,9 +13,14 @@ use crate::fixtures::server::Server;
 
 const PATH: &str = "/v1/completions";
 
+/// More than a busy machine takes.
+const PATIENCE: Duration = Duration::from_secs(120);
+
 /// Waits until `/health` says so of a server that can answer.
 pub fn wait_until(server: &Server, status: &str) {
+    let begun = Instant::now();
     while get(server.address, "/health").ok()["status"] != status {
+        assert!(begun.elapsed() < PATIENCE, "it is not {status}");
         thread::sleep(Duration::from_millis(10));
     }
 }
@@ -33,7 +38,7 @@ fn state(server: &Server) -> String {
 
 #[test]
 fn a_model_that_nobody_asks_gives_its_memory_back_and_comes_back_with_the_same_words() {
-    let server = Server::start(&["--unload-after", "0.3s", "-b", "2", "--kv-memory", "64"]);
+    let server = Server::start(&["--unload-after", "3s", "-b", "2", "--kv-memory", "64"]);
     let expected = said(&server);
     assert_eq!(state(&server), "loaded");
     let loaded_kib = server.proc_status("VmData");

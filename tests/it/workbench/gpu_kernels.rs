@@ -66,6 +66,8 @@ fn all_right(arch: &str, checked: &[Checked]) {
     let wrong: Vec<String> = wrong.collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(!checked.is_empty() && checked.iter().all(|checked| checked.ran && checked.n_cases > 0), "{arch}");
+    let unknown: Vec<_> = checked.iter().filter_map(|checked| checked.unknown.as_ref()).collect();
+    assert!(unknown.is_empty(), "{arch}: {unknown:?}");
 }
 
 fn is_of_experts(template: &Template) -> bool {

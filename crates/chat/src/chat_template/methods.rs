@@ -51,7 +51,13 @@ fn of_text(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Er
             );
             Value::from_object(Tuple::from(parts.map(Value::from)))
         }
-        "rsplit" => rsplit(text, from_args(args)?),
+        "rsplit" => {
+            let (by, most): (Option<&str>, Option<i64>) = from_args(args)?;
+            if by == Some("") {
+                return Err(Error::new(ErrorKind::InvalidOperation, "rsplit: the separator is empty"));
+            }
+            rsplit(text, (by, most))
+        }
         "find" | "rfind" | "index" | "rindex" | "count" | "startswith" | "endswith"
             if args.len() > 1 || method.ends_with("index") =>
         {

@@ -3,8 +3,8 @@
 //!
 //! Two places on the device take turns: while the kernels of one layer use one of them, the experts of the next layer
 //! that has any in main memory are copied to the other. Both kinds of kernels read the checkpoint's layout, so that
-//! bytes are copied as they are, and main memory has them once. Memory that this program allocated is pinned where it
-//! is. The pages of a mapped file stay the system's, which could not reclaim them otherwise: they go through pinned
+//! bytes are copied as they are, and main memory has them once. Random weights are pinned where they
+//! are. The pages of a mapped file stay the system's, which could not reclaim them otherwise: they go through pinned
 //! buffers, which several threads fill.
 
 use std::collections::BTreeMap;

@@ -227,7 +227,10 @@ impl PrefixStore {
         let head = Head { identity: self.identity, name, part, len_bytes: bytes.len() as u64 };
         self.make_room(head.file_bytes());
         match file::write(&self.folder, &head, &bytes) {
-            Ok(path) => self.add(path, SystemTime::now(), head.file_bytes()),
+            Ok(path) => {
+                self.forget(&path); // a damaged one was there
+                self.add(path, SystemTime::now(), head.file_bytes());
+            }
             Err(error) => {
                 let folder = self.folder.display();
                 tracing::warn!("prefixes are not kept over a restart: could not write to `{folder}`: {error}");
@@ -300,6 +303,14 @@ impl PrefixStore {
             self.used.insert(path.clone(), when);
         }
         self.files.insert((when, path), len_bytes);
+    }
+
+    /// Counts a file no more.
+    fn forget(&mut self, path: &Path) {
+        let known = self.files.keys().find(|(_, known)| known == path).cloned();
+        if let Some(len_bytes) = known.and_then(|known| self.files.remove(&known)) {
+            self.total_bytes -= len_bytes;
+        }
     }
 
     fn path(&self, name: &PrefixBlock, part: PrefixPart) -> PathBuf {

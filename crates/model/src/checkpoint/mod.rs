@@ -288,6 +288,17 @@ impl Tensor {
         }
     }
 
+    /// What it is made of: slices of files or of memory, in their order. None of a random one.
+    pub fn sources(&self) -> Vec<&Bytes> {
+        match &self.elements {
+            Elements::Bytes(bytes) => vec![bytes],
+            Elements::Rearranged(rearranged) => rearranged.sources(),
+            Elements::Random(_) => Vec::new(),
+            Elements::Slice(slice) => slice.whole().sources(),
+            Elements::Quantized(part) => part.whole().sources(),
+        }
+    }
+
     /// About how many bytes of it lie in a file and not in memory.
     pub fn not_in_memory(&self) -> usize {
         self.bytes().map_or(0, |bytes| mapped_file::not_in_memory(bytes))

@@ -127,6 +127,11 @@ impl Tensor {
 }
 
 impl Quantized {
+    /// The tensor whose codes or scales it has.
+    pub(crate) fn whole(&self) -> &Tensor {
+        &self.whole
+    }
+
     fn row_len(&self) -> usize {
         *self.whole.shape.last().expect("a matrix")
     }

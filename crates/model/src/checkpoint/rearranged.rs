@@ -271,6 +271,11 @@ impl Rearranged {
         }
     }
 
+    /// The slices that it is made of.
+    pub(crate) fn sources(&self) -> Vec<&Bytes> {
+        self.pieces.iter().map(|piece| &piece.bytes).collect()
+    }
+
     /// Whether scales and offsets of all blocks that it is made of are numbers.
     pub(crate) fn is_finite(&self) -> bool {
         let is_finite = |piece: &Piece| match piece.step {

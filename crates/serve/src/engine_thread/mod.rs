@@ -227,8 +227,8 @@ impl OpenGeneration {
         self.model.engine().is_some_and(|engine| !engine.is_idle())
     }
 
-    /// Runs a step, if there is something to do. One for which the device had no memory ends the requests that were in
-    /// it, and nothing else: another program may need that memory for a while.
+    /// Runs a step, if there is something to do. One for which the device had no memory ends all requests that are
+    /// there, those that wait too, and nothing else: another program may need that memory for a while.
     fn step(&mut self) -> Result<(), EngineFailure> {
         let Some(engine) = self.model.engine_mut().filter(|engine| !engine.is_idle()) else { return Ok(()) };
         self.shared.turn(true);
@@ -236,7 +236,9 @@ impl OpenGeneration {
         match engine.step() {
             Ok(events) => self.hand_out(events, began),
             Err(error) if error.is_out_of_memory() => {
-                engine.recover().map_err(|error| failed(&error))?;
+                if engine.recover().is_err() {
+                    return Err(failed(&error)); // of several devices, which can do no more
+                }
                 let why = chain(&error);
                 tracing::warn!("{} requests end, for which the device has no memory: {why}", self.mailboxes.len());
                 self.note_figures();

@@ -149,6 +149,20 @@ impl Wrong {
 }
 
 impl Wrong {
+    /// Whether the kernel was tried and is wrong. Of one that did not compile, that no test fits, or that had too
+    /// little time, nothing is known.
+    pub fn is_of_the_kernel(&self) -> bool {
+        !matches!(
+            self,
+            Self::NoTest
+                | Self::NotRun { .. }
+                | Self::Compile { .. }
+                | Self::Device(_)
+                | Self::Told { words: Some(_), .. }
+                | Self::Died(Death::TimedOut { .. } | Death::Garbage | Death::Stopped)
+        )
+    }
+
     /// Whether an output is too far from the reference.
     pub fn is_different(&self) -> bool {
         matches!(self, Self::Different(_) | Self::Told { is_different: true, .. })

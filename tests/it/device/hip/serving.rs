@@ -46,7 +46,7 @@ fn room(orders: &str) -> Room {
 fn a_device_is_left_alone_while_nobody_asks_and_has_all_of_its_memory_back() {
     let Some(_) = hiprtc::compiler() else { return };
     let (room, expected) = (room(""), expected());
-    let server = Server::of(&mut serving(&room, "hip", &[&BESIDE[..], &["--unload-after", "2.5s"]].concat()), true);
+    let server = Server::of(&mut serving(&room, "hip", &[&BESIDE[..], &["--unload-after", "10s"]].concat()), true);
     assert_eq!(said(&server), expected);
     thread::sleep(Duration::from_millis(300));
     let (n_calls, cpu_s) = (room.calls().len(), server.cpu_s());

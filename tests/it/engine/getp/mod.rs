@@ -210,7 +210,7 @@ fn a_file_of_expected_ids_decides_the_exit_code() {
 fn json_says_what_the_lines_say() {
     let counter = Counter::new(20);
     let json = counter.getp(&prompt_file(&["Aa", "", "Ac"]), &["-n", "4", "--json"]).ok().json();
-    let expected = ["schema", "mode", "requests", "ids", "tokens", "seconds", "tok_per_s", "kernels"];
+    let expected = ["schema", "mode", "requests", "ids", "tokens", "seconds", "tok_per_s", "device", "kernels"];
     assert_eq!(keys(&json), expected.into());
     assert_eq!(
         (json["mode"].as_str(), json["requests"].as_u64(), json["tokens"].as_u64()),

@@ -74,7 +74,7 @@ impl Compiler for Simulator {
     fn find(&self, _: &CompilerOptions) -> Result<Toolchain, CompileError> {
         let mut found = first_on_path(self, words_of(VARIABLE), &["c++", "g++", "clang++"])?;
         // Who it is, is remembered by where it was found: with other words it is another.
-        found.environment.insert("GPTOSS_JIT_WORDS".into(), Digest::of(WORDS.as_bytes()).to_string());
+        found.environment.insert("SIMULATOR_WORDS".into(), Digest::of(WORDS.as_bytes()).to_string());
         Ok(found)
     }
 
