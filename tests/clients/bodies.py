@@ -45,12 +45,26 @@ def cut(whole):
             continue
         kept[kind][name] = whole["components"][kind][name]
         todo += texts_of("$ref", kept[kind][name])
+    tell_null(kept["schemas"]["CreateCompletionResponse"])
     for path in paths.values():
         for method in path.values():
             stream = method["responses"]["200"]["content"].get("text/event-stream")
             if stream:
                 stream["schema"] = event_of(stream["schema"])
     return {"openapi": whole["openapi"], "info": whole["info"], "paths": paths, "components": kept}
+
+
+def tell_null(schema):
+    """The first token of an `echo` has no log-probability: OpenAI sends `null`, and the description has numbers alone."""
+    if isinstance(schema, dict):
+        for key, value in schema.items():
+            if key in ("token_logprobs", "top_logprobs") and "items" in value:
+                value["items"] = {"anyOf": [value["items"], {"type": "null"}]}
+            else:
+                tell_null(value)
+    elif isinstance(schema, list):
+        for inner in schema:
+            tell_null(inner)
 
 
 def event_of(payload):
