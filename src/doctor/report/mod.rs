@@ -56,7 +56,12 @@ pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -
     let doctor = report.command("doctor", &["doctor"], 200)?;
     let devices = report.command("devices", &["devices"], 60)?;
     if *device == Device::Auto {
-        report.device = doctor["device"].as_str().unwrap_or("cpu").to_owned();
+        // A GPU that hangs may have taken all of doctor's time: it is the one to report on.
+        let first = || {
+            let mut names = devices["devices"].as_array()?.iter().filter_map(|one| one["device"].as_str());
+            names.find(|name| *name != "cpu")
+        };
+        report.device = doctor["device"].as_str().or_else(first).unwrap_or("cpu").to_owned();
     } else if let Some(absent) = Absent::of_device(device, &devices) {
         report.leave_out("all parts of the device", absent.to_string())?;
         report.write(true)?;

@@ -28,6 +28,14 @@ pub(super) fn cores(n_threads: usize) -> Arc<dyn Driver> {
     Arc::new(HostDriver::new(n_threads).expect("threads"))
 }
 
+/// A GPU in the simulator.
+pub(super) fn simulated() -> Pipeline {
+    let tables = TuningTables::load(&[]).expect("the built-in tables");
+    let target = tables.gpu("gfx1100").expect("known").simulated();
+    let driver = Arc::new(SimDriver::new(&target.arch, target.wave_size, 2).expect("threads"));
+    Pipeline::new(Library::load(&[]).expect("built in"), tables, target, store(), driver).expect("right")
+}
+
 /// An engine whose device is these cores, or another pipeline, with other cores beside it.
 pub(super) fn beside(
     device: Pipeline,
@@ -154,11 +162,7 @@ fn random_placements_change_no_bit() {
 fn a_gpu_gives_the_tokens_that_it_gives_alone() {
     let fixture = Fixture::open("odd");
     let checkpoint = open(&fixture.path("model.bin"));
-    let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let target = tables.gpu("gfx1100").expect("known").simulated();
-    let driver = Arc::new(SimDriver::new(&target.arch, target.wave_size, 2).expect("threads"));
-    let device = Pipeline::new(Library::load(&[]).expect("built in"), tables, target, store(), driver).expect("right");
-    let mut engine = beside(device, cores(2), HostLayers::Last(1), &checkpoint, MIXED).expect("loads");
+    let mut engine = beside(simulated(), cores(2), HostLayers::Last(1), &checkpoint, MIXED).expect("loads");
     let prompts = fixture.prompts.iter().zip(&fixture.greedy).take(3);
     let submit = |(prompt, tokens): (&Vec<u32>, &Vec<u32>)| {
         let request = Request::new(prompt.clone(), 6, Vec::new(), Sampling::GREEDY);

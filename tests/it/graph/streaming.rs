@@ -7,19 +7,14 @@ use engine::plan::error::PlanError;
 use engine::scheduler::{Request, RequestId, Sampling};
 use engine::{Engine, EngineError};
 use gpu::Driver;
-use gpu::sim::SimDriver;
-use kernel::pipeline::Pipeline;
-use kernel::template::library::Library;
-use kernel::tuning::TuningTables;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
 
 use super::forward::{How, ONE_BY_ONE, drain, greedy, load_checkpoint, pipeline};
-use super::placement::{beside, cores, odd, open};
+use super::placement::{beside, cores, odd, open, simulated};
 use crate::fixtures::host::FaultyHost;
 use crate::fixtures::models::Fixture;
 use crate::fixtures::program::{repository, run};
-use crate::workbench::kernels::store;
 
 /// Steps of up to 20 rows, all of which give logits if somebody asks.
 const CHUNKS: How = How { n_slots: 20, max_rows: 20, threads: 2, streaming: Streaming::From(16), ..ONE_BY_ONE };
@@ -131,12 +126,8 @@ fn room_for_two_layers_is_planned_and_done_without_where_there_is_none() {
 fn a_gpu_gives_the_tokens_that_it_gives_alone() {
     let fixture = Fixture::open("odd");
     let checkpoint = open(&fixture.path("model.bin"));
-    let tables = TuningTables::load(&[]).expect("the built-in tables");
-    let target = tables.gpu("gfx1100").expect("known").simulated();
-    let driver = Arc::new(SimDriver::new(&target.arch, target.wave_size, 2).expect("threads"));
-    let device = Pipeline::new(Library::load(&[]).expect("built in"), tables, target, store(), driver).expect("right");
     let how = How { n_slots: 1, ..CHUNKS };
-    let mut engine = beside(device, cores(2), HostLayers::Last(99), &checkpoint, how).expect("loads");
+    let mut engine = beside(simulated(), cores(2), HostLayers::Last(99), &checkpoint, how).expect("loads");
     assert_eq!(from_rows(&engine), Some(16));
     let last = fixture.prompts.len() - 1;
     let request = Request::new(fixture.prompts[last].clone(), 2, Vec::new(), Sampling::GREEDY);

@@ -102,13 +102,7 @@ impl World {
         let pieces = self.job.pieces(&BTreeSet::from([0]), &counts, self.chooser.library(), None);
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
-        let effort = TuneEffort {
-            most: 24,
-            shares: BTreeMap::new(),
-            most_times: 1.0,
-            variants: vec!["dot".into()],
-            params: fixed,
-        };
+        let effort = effort(24, fixed);
         let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
         let mut tuner = Tuner {
             chooser,
@@ -132,6 +126,11 @@ impl World {
         let facts = self.job.problems[0].problem.query().facts;
         rows_of(&self.job, tuned, &facts, Rules { kind, renews: false }, true, &|_| None)
     }
+}
+
+/// So many sets of parameters of `linear/dot`, with these as they are.
+fn effort(most: usize, params: Vec<(String, u32)>) -> TuneEffort {
+    TuneEffort { most, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params }
 }
 
 fn no_tables() -> TuningTables {
@@ -374,13 +373,7 @@ impl Progress for Fails {
 #[test]
 fn a_search_whose_compiler_thread_panics_ends_with_a_sentence() {
     let World { chooser, store, job } = &World::new(no_tables());
-    let effort = TuneEffort {
-        most: 2,
-        shares: BTreeMap::new(),
-        most_times: 1.0,
-        variants: vec!["dot".into()],
-        params: Vec::new(),
-    };
+    let effort = effort(2, Vec::new());
     let (judge, journal) = (&mut measured(), &mut Journal::in_memory());
     let mut tuner = Tuner {
         chooser,

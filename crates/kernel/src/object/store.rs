@@ -204,7 +204,7 @@ impl Store {
     /// # Errors
     /// When there is no compiler, or it cannot compile for the target.
     pub fn try_compiler(&self, target: &Target) -> Result<(), CompileError> {
-        self.compiler.identity(compiler_for(target).name(), &target.id()).map(drop)
+        self.compiler.is_there(compiler_for(target).name(), &target.id())
     }
 
     /// The key that a request is looked up by.

@@ -28,7 +28,7 @@ use hint::{Hint, chain};
 
 /// A model on a thread of its own.
 pub struct EngineThread {
-    commands: Sender<Command>,
+    commands: Arc<Sender<Command>>,
     shared: Arc<Shared>,
     facts: ModelFacts,
 }
@@ -83,7 +83,9 @@ impl EngineThread {
             failing: Arc::default(),
         });
         let (commands, received) = channel();
-        let (of_thread, told) = (shared.clone(), commands.clone());
+        let commands = Arc::new(commands);
+        // The thread ends with the last of those who can ask: it is none of them.
+        let (of_thread, told) = (shared.clone(), Arc::downgrade(&commands));
         thread::Builder::new().name("engine".into()).spawn(move || {
             let mut open = OpenGeneration {
                 model: Model::There(Box::new(loaded)),

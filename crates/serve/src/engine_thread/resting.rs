@@ -5,9 +5,9 @@
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -54,8 +54,8 @@ pub(super) enum Presence {
 /// What is to be done while nobody asks.
 pub(super) struct Rest {
     unloading: Option<Unloading>,
-    /// To this thread.
-    commands: Sender<Command>,
+    /// To this thread, while anybody else has it.
+    commands: Weak<Sender<Command>>,
     /// Since when nobody asks, once that was noticed.
     since: Option<Instant>,
 }
@@ -93,7 +93,7 @@ impl Presence {
 }
 
 impl Rest {
-    pub(super) fn new(unloading: Option<Unloading>, commands: Sender<Command>) -> Self {
+    pub(super) fn new(unloading: Option<Unloading>, commands: Weak<Sender<Command>>) -> Self {
         Self { unloading, commands, since: None }
     }
 
@@ -157,7 +157,9 @@ impl OpenGeneration {
         let load = move || {
             let loaded = catch_unwind(AssertUnwindSafe(|| load()));
             let loaded = loaded.unwrap_or_else(|panic| Err(EngineFailure::new(words_of(&*panic), None)));
-            let _ = commands.send(Command::Loaded(Box::new(loaded))); // the program may be ending
+            if let Some(commands) = commands.upgrade() {
+                let _ = commands.send(Command::Loaded(Box::new(loaded))); // the program may be ending
+            }
         };
         match thread::Builder::new().name("load".into()).spawn(load) {
             Ok(_) => {

@@ -212,6 +212,14 @@ impl Compilers {
         Ok(self.known(compiler, target)?.identity)
     }
 
+    /// Whether there is a compiler for a target: an identity that is only remembered is none.
+    ///
+    /// # Errors
+    /// As [`Self::identity`], and when it is not there any more.
+    pub(crate) fn is_there(&self, compiler: &str, target: &str) -> Result<(), CompileError> {
+        self.known(compiler, target)?.absence.map_or(Ok(()), Err)
+    }
+
     fn known(&self, compiler: &str, target: &str) -> Result<KnownCompilers, CompileError> {
         self.swept.call_once(|| folder::sweep(&env::temp_dir()));
         // Held while probing: threads that ask at the same time wait for one canary.
