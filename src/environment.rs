@@ -20,7 +20,7 @@ const VARIABLES: [(&str, &str); 26] = [
     ("GPTOSS_JIT_HIPRTC", "a folder with hipRTC, which compiles for AMD GPUs"),
     ("GPTOSS_JIT_CUDA", "the CUDA driver: libcuda.so.1 or its folder"),
     ("GPTOSS_JIT_NVRTC", "NVRTC, which compiles for NVIDIA GPUs: the library or a folder"),
-    ("GPTOSS_JIT_LLVM", "a folder with LLVM's tools, for kernels check --speed and --watch"),
+    ("GPTOSS_JIT_LLVM", "a folder with llvm-mca, by which times on AMD's GPUs are predicted"),
     (
         "GPTOSS_JIT_SIM_SEED",
         "the order in which sim devices run blocks, waves and lanes [default: 0, one after another]",

@@ -24,7 +24,7 @@ trap 'exit 143' TERM
 mkdir -p target "$scratch/tmp" "$scratch/config" || exit 1
 unset GPTOSS_JIT_TEMPLATES GPTOSS_JIT_CACHE_SIZE GPTOSS_JIT_JOBS GPTOSS_JIT_GRAPHS GPTOSS_JIT_LOG GPTOSS_JIT_SIM_SEED
 unset GPTOSS_JIT_ADVERSARY_RUNS GPTOSS_JIT_ADVERSARY_SEED
-unset GPTOSS_JIT_WALKS GPTOSS_JIT_WALKS_SEED GPTOSS_JIT_HARMONY_PROMPTS GPTOSS_JIT_ALL_ARCHS
+unset GPTOSS_JIT_WALKS GPTOSS_JIT_WALKS_SEED GPTOSS_JIT_HARMONY_PROMPTS GPTOSS_JIT_ALL_ARCHS GPTOSS_JIT_PLACEMENTS
 export TMPDIR="$scratch/tmp" XDG_CONFIG_HOME="$scratch/config" GPTOSS_JIT_CACHE="$scratch/cache"
 # One test more than there are cores: some wait for a deadline.
 [ -n "${RUST_TEST_THREADS:-}" ] || { cores=$(nproc 2>/dev/null) && export RUST_TEST_THREADS=$((cores + 1)); }

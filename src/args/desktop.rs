@@ -13,13 +13,13 @@ use system::units::human_bytes;
 /// Memory that a desktop may come to need besides what it has: windows, a browser, a video.
 const RESERVE_BYTES: usize = 512 << 20;
 
-/// A screen that stands still for longer than that is seen to.
+/// A screen that stands still for longer is noticed.
 const LONGEST_LAUNCH: Duration = Duration::from_millis(50);
 
-/// The part of a maker's figure for the matrix units that kernels are sure to reach.
+/// The part of a maker's figure for the matrix units that kernels reach at least. A guess: nothing was measured.
 const REACHED: f64 = 0.25;
 
-/// Of chips whose maker's figures nobody wrote down: bf16 operations of a compute unit in a second.
+/// Of chips whose maker's figures nobody wrote down: bf16 operations of a compute unit in a second. A guess, too.
 const ASSUMED_FLOP_PER_S: f64 = 512.0 * 1.5e9;
 
 /// Fewer rows than these would read weights for next to nothing.
@@ -44,10 +44,15 @@ pub(super) fn spare(
     model: &mut ModelOptions,
     checkpoint: &Checkpoint,
     pipeline: &Pipeline,
+    is_memory_asked: bool,
     is_chunk_asked: bool,
 ) -> anyhow::Result<Option<String>> {
     if !pipeline.driver().has_display() {
         return Ok(None);
+    }
+    let mut done = Vec::new();
+    if !is_memory_asked {
+        done.push(format!("{} are left to it unless `--memory` is set", human_bytes(RESERVE_BYTES as u64)));
     }
     if !is_chunk_asked {
         let (target, library) = (pipeline.target(), pipeline.library());
@@ -56,13 +61,10 @@ pub(super) fn spare(
         let product = pipeline.chooser().tables().facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let n_rows = most_rows(flop, flop_per_s(product, pipeline.driver().parallelism()));
         model.max_rows = model.max_rows.min(n_rows);
+        done.push(format!("steps take {} tokens of prompts at most unless `--chunk` is set", model.max_rows));
     }
-    Ok(Some(format!(
-        "{} has a display: {} are left to it unless `--memory` is set, and steps take {} tokens of prompts at most",
-        pipeline.driver().describe(),
-        human_bytes(RESERVE_BYTES as u64),
-        model.max_rows,
-    )))
+    let has_display = || format!("{} has a display: {}", pipeline.driver().describe(), done.join(", and "));
+    Ok((!done.is_empty()).then(has_display))
 }
 
 /// What so many compute units of a chip are sure to do in a second.

@@ -181,7 +181,9 @@ impl DeviceArgs {
         let room =
             Room { checkpoint: &part, target: pipeline.target(), cache, precision, kv_budget_bytes, spare_bytes };
         let mut model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
-        if let Some(said) = desktop::spare(&mut model, &part, &pipeline, is_chunk_asked)? {
+        if let Some(said) =
+            desktop::spare(&mut model, &part, &pipeline, self.placement.memory.is_some(), is_chunk_asked)?
+        {
             output.note(&said);
         }
         if let Ok((layout, _)) = blueprint::sizes(&part.config, &model, pipeline.target()) {

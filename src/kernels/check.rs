@@ -22,6 +22,7 @@ use kernel::template::Precision;
 use kernel::template::library::{Broken, Library};
 use kernel::tuning::TuningTables;
 use system::bounded_process::this_program;
+use system::units::parse_duration;
 use workbench::check::coverage;
 use workbench::check::parent::Children;
 use workbench::check::uses::Uses;
@@ -90,7 +91,7 @@ pub(super) struct CheckArgs {
     deadline: Option<u32>,
 
     /// A quick check: about so long for each template at each precision, the cases that are most likely to fail first
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["all_params", "speed"])]
+    #[arg(long, value_name = "SECONDS", value_parser = |text: &str| parse_duration(text).map(|time| time.as_secs_f64()), conflicts_with_all = ["all_params", "speed"])]
     within: Option<f64>,
 
     /// Also print the twenty kernels that took longest to run
@@ -98,7 +99,7 @@ pub(super) struct CheckArgs {
     timings: bool,
 
     /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's
-    /// also the cycles of the hot loops, with llvm-mca
+    /// also the cycles of the hot loops, by llvm-mca or counted
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
 
@@ -112,12 +113,6 @@ impl CheckArgs {
     fn deadline(&self, usual: u32) -> Duration {
         Duration::from_secs(self.deadline.unwrap_or(usual).into())
     }
-}
-
-/// `30`, `30s`, `0.5`.
-fn seconds(text: &str) -> Result<f64, String> {
-    let number = text.strip_suffix('s').unwrap_or(text).trim().parse().ok();
-    number.filter(|seconds| (0.0..=1e6).contains(seconds)).ok_or_else(|| "expected seconds, like `30s`".to_owned())
 }
 
 /// Templates that are not right.

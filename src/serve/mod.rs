@@ -39,6 +39,7 @@ use serve::responses::store::Store;
 use serve::seal::Seal;
 use serve::{Chat, Date, Options, Server, router};
 use system::bounded_process::this_program;
+use system::units::parse_duration;
 
 /// Serve a model over HTTP, as OpenAI's API
 #[derive(clap::Args, Debug)]
@@ -114,11 +115,11 @@ pub(crate) struct Args {
     max_queued_tokens: usize,
 
     /// Seconds that a request may wait for a slot [default: no limit]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     queue_timeout: Option<Duration>,
 
     /// Seconds that a request may take [default: no limit]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     request_timeout: Option<Duration>,
 
     /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
@@ -127,12 +128,12 @@ pub(crate) struct Args {
     stream_interval: Option<u32>,
 
     /// Seconds for running requests to end in when the server is told to stop
-    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_duration)]
     drain: Duration,
 
     /// Give the device's memory back when nobody has asked for so long, such as 10m; the next request loads the model
     /// again, and waits for it [default: never]
-    #[arg(long, value_name = "TIME", value_parser = seconds)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     unload_after: Option<Duration>,
 
     /// Keep what prompts begin with in this folder, so that they need not be computed again after a restart
@@ -173,15 +174,6 @@ pub(crate) struct Args {
 /// From one event of a stream to the next where the cores that send it compute, too: for each request that runs.
 /// All of them together have 1,000 events a second then. Each takes 7 to 32 us, by the machine, half of it sending.
 const INTERVAL_EACH: Duration = Duration::from_millis(1);
-
-/// Seconds, or with a unit behind: `90`, `1.5s`, `10m`, `2h`.
-fn seconds(text: &str) -> Result<Duration, String> {
-    let units = [("s", 1.0), ("m", 60.0), ("h", 3600.0)];
-    let with_unit = units.iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, *seconds)));
-    let (number, of_unit) = with_unit.unwrap_or((text, 1.0));
-    let number = number.parse::<f64>().map_err(|error| error.to_string())?;
-    Duration::try_from_secs_f64(number * of_unit).map_err(|error| error.to_string())
-}
 
 fn date(text: &str) -> Result<Date, String> {
     match text {
@@ -387,15 +379,5 @@ mod tests {
         for (host, want) in [("[::1]", "::1"), ("::1", "::1"), ("localhost", "localhost"), ("[::1", "[::1")] {
             assert_eq!(without_brackets(host), want);
         }
-    }
-
-    #[test]
-    fn seconds_are_not_negative() {
-        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
-        assert_eq!(
-            [seconds("10m"), seconds("1.5h"), seconds("3s")],
-            [600, 5400, 3].map(|s| Ok(Duration::from_secs(s)))
-        );
-        assert!(["-1", "NaN", "inf", "x", "-1m", "m", "1d"].iter().all(|text| seconds(text).is_err()));
     }
 }

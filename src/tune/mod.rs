@@ -2,9 +2,8 @@
 //! and writes them into a tuning table.
 //!
 //! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
-//! it, [`plot`] draws it, [`write`] makes rows of it, of kernels that [`gate`] lets
-//! through, and [`steps`] measures whole steps with these. How kernels are
-//! judged is [`workbench::tune`]'s.
+//! it, [`plot`] draws it, [`write`] makes rows of it, of kernels that [`gate`] lets through, and [`steps`] measures
+//! whole steps with these. How kernels are judged is [`workbench::tune`]'s.
 
 mod all;
 mod diff;
@@ -36,6 +35,7 @@ use kernel::tuning::table::ProvenanceKind;
 use model::config::NamedShape;
 use progress::Bar;
 use setup::Setup;
+use system::units::parse_duration;
 
 /// Find the fastest kernels of a model's forward pass on a device, and write them into its tuning table; for a GPU that
 /// is not here, those that a model of it says are
@@ -160,7 +160,7 @@ pub(super) struct JobArgs {
 
     /// Begin nothing new after so long: `90s`, `20min`, `2h`; where whole steps decide, a third of it, at most 90
     /// seconds, is left for them
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     within: Option<Duration>,
 
     /// Seconds that a kernel may run before it is taken to hang
@@ -210,20 +210,6 @@ fn assignment<T: std::str::FromStr>(text: &str) -> Result<(String, T), String> {
 fn dtype(text: &str) -> Result<(String, Dtype), String> {
     let (name, value) = text.split_once('=').ok_or("expected name=type")?;
     Dtype::from_name(value).map(|dtype| (name.to_owned(), dtype)).ok_or_else(|| format!("there is no type `{value}`"))
-}
-
-/// `90s`, `20min`, `2h`; a number alone is seconds.
-fn duration(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let expected = || format!("`{text}`: expected a time like 90s, 20min or 2h");
-    let seconds = match &text[digits.len()..] {
-        "" | "s" => 1,
-        "m" | "min" => 60,
-        "h" => 3600,
-        _ => return Err(expected()),
-    };
-    let number: u64 = digits.parse().map_err(|_| expected())?;
-    Ok(Duration::from_secs(number.saturating_mul(seconds)))
 }
 
 /// Runs the command.

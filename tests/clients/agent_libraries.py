@@ -126,7 +126,9 @@ def instructor():
             got = patched.chat.completions.create(
                 model=MODEL, response_model=wanted, messages=asked, max_retries=0, **more
             )
-            for one in got if "PARALLEL" in name else [got]:
+            people = list(got) if "PARALLEL" in name else [got]
+            assert people, name
+            for one in people:
                 assert (one.name, one.age) == ("Ada", 36), (name, one)
 
 

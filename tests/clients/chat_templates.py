@@ -125,8 +125,10 @@ def difference(path):
     answer = json.loads(ran.stdout)
     if "Rendered" not in answer:
         return f"does not compile here: {answer}"
-    for (name, case), here in zip(CASES.items(), answer["Rendered"]):
+    n_compared = 0
+    for (name, case), here in zip(CASES.items(), answer["Rendered"], strict=True):
         want = there(template, *case)
+        n_compared += want is not None
         if want is None or here == {"Ok": want} or name in KNOWN.get(path.name, []):
             continue
         got = here.get("Ok")
@@ -134,7 +136,7 @@ def difference(path):
             return f"{name}: {here}"
         at = next((i for i, (a, b) in enumerate(zip(got, want)) if a != b), min(len(got), len(want)))
         return f"{name}: {got[max(0, at - 40) : at + 60]!r} for {want[max(0, at - 40) : at + 60]!r}"
-    return None
+    return None if n_compared else "transformers renders none of the conversations"
 
 
 def main():

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import emulated_gpu
@@ -107,10 +108,15 @@ class Room:
         errors = tempfile.TemporaryFile("w+", dir=self.folder)
         command = [program, "serve", "--port", "0", "--json", *words]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, **pipes)
-        told = process.stdout.readline()
-        if told:
-            process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=LIMIT_S)
+        late = threading.Timer(LIMIT_S, process.kill)
+        late.start()
+        try:
+            told = process.stdout.readline()
+            if told:
+                process.send_signal(signal.SIGTERM)
+            process.communicate()
+        finally:
+            late.cancel()
         errors.seek(0)
         return process.returncode, json.loads(told)["device"] if told else None, errors.read()
 

@@ -279,8 +279,8 @@ impl Engine {
     /// has not ended is forgotten, and what the next ones find is as it is after loading.
     ///
     /// # Errors
-    /// [`EngineError::Step`] where something else is wrong, too, or the device has lost its part of a step that others
-    /// computed.
+    /// [`EngineError::Step`] where something else is wrong, too; [`PlanError::NoThread`] where several devices compute
+    /// the model, which cannot go on.
     pub fn recover(&mut self) -> Result<(), EngineError> {
         self.abort();
         self.scheduler.take_copies();

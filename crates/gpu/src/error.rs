@@ -32,7 +32,7 @@ pub enum GpuError {
     #[error("could not open the {runtime}:{}", refused(tried))]
     Unusable { runtime: Runtime, tried: OpenError },
     /// A runtime that ends whatever process starts it.
-    #[error("the {runtime} `{}` ends the process that starts it ({ending}){}", library.display(), before(unknown))]
+    #[error("the {runtime} `{}` ends the process that starts it ({ending}){}", library.display(), unknown_chips(unknown))]
     Deadly {
         runtime: Runtime,
         library: PathBuf,
@@ -190,8 +190,8 @@ impl GpuError {
     }
 }
 
-/// `, as it does before node 1, a gfx1151, which it does not know`.
-fn before(unknown: &[String]) -> String {
+/// `: it does not know node 1, a gfx1151`; nothing where there is none.
+fn unknown_chips(unknown: &[String]) -> String {
     if unknown.is_empty() { String::new() } else { format!(": it does not know {}", unknown.join(" and ")) }
 }
 

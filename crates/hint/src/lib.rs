@@ -1,4 +1,4 @@
-//! What errors have in common: causes, and what a person can do.
+//! What errors have in common: causes, what a person can do, and which word was probably meant.
 
 use std::error::Error;
 
@@ -10,26 +10,11 @@ pub fn chain(error: &dyn Error) -> String {
 /// The one of these that a word was probably meant to be: no more than a third of its letters are others.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
-    let near = known.into_iter().map(|one| (apart(word, one), one));
+    let near = known.into_iter().map(|one| (strsim::levenshtein(word, one), one));
     // Of several that are as near the one that begins alike.
     let begins = |one: &str| one.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
     let near = near.filter(|(apart, _)| *apart <= most);
     near.min_by_key(|(apart, one)| (*apart, std::cmp::Reverse(begins(one)))).map(|(_, one)| one)
-}
-
-/// How many letters have to be changed, put in or left out to make one word of the other.
-fn apart(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, letter) in one.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, with) in other.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *with);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
-        }
-    }
-    row[other.len()]
 }
 
 /// What a person can do about an error. Printed once, at the edge, after the message.
@@ -47,6 +32,5 @@ mod tests {
         assert_eq!(meant("gfx110", ["gfx10", "gfx1100", "gfx942"]), Some("gfx1100"));
         assert_eq!(meant("matrx", ["gemv", "matrix"]), Some("matrix"));
         assert_eq!(meant("attention", ["gemv", "matrix"]), None);
-        assert_eq!((apart("", "abc"), apart("abc", "abc"), apart("abc", "acb")), (3, 0, 2));
     }
 }

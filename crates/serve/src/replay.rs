@@ -118,7 +118,7 @@ impl Scripts {
     pub fn read(path: &Path, tokenizer: &Tokenizer) -> Result<Self, ReplayError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ReplayError::Read { path: path.to_owned(), source })?;
-        Self::parse(text.trim_start_matches('\u{feff}'), tokenizer)
+        Self::parse(text.strip_prefix('\u{feff}').unwrap_or(&text), tokenizer)
     }
 
     /// Reads the lines of a text.

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -77,9 +79,32 @@ fn what_was_computed_before_a_restart_is_not_computed_again() {
     assert_eq!(again[..2].iter().map(|(text, _)| text).collect::<Vec<_>>(), [&first[0].0, &first[1].0]);
     assert_eq!(again.iter().map(|(_, cached)| *cached).collect::<Vec<_>>(), [256, 128, 256]);
     assert!(log.contains("tokens of prompts are back from"), "{log}");
-    // Nothing is lost by a model that is unloaded meanwhile, and a kill loses what was not written yet, alone.
-    let (unloaded, _) = kept.asked(&["--unload-after", "0.1s"], &bodies[..1]);
-    assert_eq!(unloaded[0], (first[0].0.clone(), 256));
+}
+
+#[test]
+fn what_was_computed_outlives_an_unloaded_model_and_a_kill() {
+    let kept = Kept::new();
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
+    let [flag, folder] = kept.flags.each_ref().map(String::as_str);
+    let server = Server::start(&[flag, folder, "-b", "2", "--unload-after", "0.1s"]);
+    let other = body(5, 300);
+    let before = post(server.address, PATH, &other).ok();
+    server.wait_until("unloaded");
+    let after = post(server.address, PATH, &other).ok();
+    assert_eq!((cached(&before), cached(&after)), (0, 256));
+    assert_eq!(before["choices"][0]["text"], after["choices"][0]["text"]);
+    drop(server);
+    // What was written while nobody asked: two blocks and a window at least.
+    let (n_files, begun) = (kept.files().len(), Instant::now());
+    let server = Server::start(&[flag, folder, "-b", "2"]);
+    let third = body(6, 150);
+    let _ = post(server.address, PATH, &third).ok();
+    while kept.files().keys().filter(|path| !path.to_string_lossy().contains("/.new-")).count() < n_files + 3 {
+        assert!(begun.elapsed() < Duration::from_secs(120), "nothing is written while nobody asks");
+        thread::sleep(Duration::from_millis(20));
+    }
+    drop(server); // kills it
+    assert_eq!(kept.asked(&[], &[third]).0[0].1, 128);
 }
 
 #[test]

@@ -7,23 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::fixtures::http::{get, post};
+use crate::fixtures::http::post;
 use crate::fixtures::program::{argument, run};
 use crate::fixtures::server::Server;
 
 const PATH: &str = "/v1/completions";
-
-/// More than a busy machine takes.
-const PATIENCE: Duration = Duration::from_secs(120);
-
-/// Waits until `/health` says so of a server that can answer.
-pub fn wait_until(server: &Server, status: &str) {
-    let begun = Instant::now();
-    while get(server.address, "/health").ok()["status"] != status {
-        assert!(begun.elapsed() < PATIENCE, "it is not {status}");
-        thread::sleep(Duration::from_millis(10));
-    }
-}
 
 /// What is said to a prompt.
 pub fn said(server: &Server) -> Value {
@@ -38,11 +26,11 @@ fn state(server: &Server) -> String {
 
 #[test]
 fn a_model_that_nobody_asks_gives_its_memory_back_and_comes_back_with_the_same_words() {
-    let server = Server::start(&["--unload-after", "3s", "-b", "2", "--kv-memory", "64"]);
+    let server = Server::start(&["--unload-after", "8s", "-b", "2", "--kv-memory", "64"]);
     let expected = said(&server);
     assert_eq!(state(&server), "loaded");
     let loaded_kib = server.proc_status("VmData");
-    wait_until(&server, "unloaded");
+    server.wait_until("unloaded");
     assert_eq!(state(&server), "unloaded");
     // Counted from outside: the cache alone had more.
     let left_kib = server.proc_status("VmData");
@@ -56,7 +44,7 @@ fn a_model_that_nobody_asks_gives_its_memory_back_and_comes_back_with_the_same_w
         }
     });
     assert_eq!(state(&server), "loaded");
-    wait_until(&server, "unloaded");
+    server.wait_until("unloaded");
     assert!(server.proc_status("VmData") < loaded_kib - 20_000);
     server.signal();
     let (status, log) = server.ended();
@@ -70,7 +58,7 @@ fn a_model_that_cannot_be_loaded_again_says_why_until_it_can() {
     let kept = folder.path().join("kept");
     let server = Server::start(&["--unload-after", "0.2s", "-b", "2", "--prefix-cache-dir", &argument(&kept)]);
     let expected = said(&server);
-    wait_until(&server, "unloaded");
+    server.wait_until("unloaded");
     fs::set_permissions(&kept, Permissions::from_mode(0o777)).expect("ours");
     let body = json!({"prompt": "Once upon a time", "n": 2, "max_tokens": 20});
     for _ in 0..2 {
@@ -80,7 +68,7 @@ fn a_model_that_cannot_be_loaded_again_says_why_until_it_can() {
         assert!(message.contains("could not be loaded again: could not keep prefixes in"), "{message}");
         assert!(message.contains("its mode 0777 lets other users write to it"), "{message}");
         assert!(reply.header("retry-after").is_some());
-        wait_until(&server, "unloaded");
+        server.wait_until("unloaded");
     }
     fs::set_permissions(&kept, Permissions::from_mode(0o700)).expect("ours");
     assert_eq!(said(&server), expected);
@@ -94,10 +82,13 @@ fn a_server_that_nobody_asks_takes_no_time() {
     for flags in [&["-b", "2", "--threads", "2"][..], &BESIDE] {
         let server = Server::start(flags);
         let first = said(&server);
-        thread::sleep(Duration::from_millis(300));
-        let before = server.cpu_s();
-        thread::sleep(Duration::from_secs(2));
-        let taken = server.cpu_s() - before;
+        // What begins with a server, grammars for one, comes to its end first.
+        let (begun, mut taken) = (Instant::now(), f64::MAX);
+        while taken > 0.03 && begun.elapsed() < Duration::from_secs(30) {
+            let before = server.cpu_s();
+            thread::sleep(Duration::from_secs(2));
+            taken = server.cpu_s() - before;
+        }
         crate::fixtures::say(&format!("{flags:?}: {taken} s of the processor in 2 s"));
         assert!(taken <= 0.03, "{flags:?}: {taken} s of 2 s");
         assert_eq!(said(&server), first);

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use gpu::hip::{HipDriver, HipLibrary, HipRuntime, mapped_file};
+use gpu::hip::{HipDriver, HipLibrary, HipRuntime};
 use gpu::{DeviceFacts, GpuError, GpuRuntime, Runtime};
 
 use super::{DeviceError, OpenedDevice, named_by, replays_graphs, target_of};
@@ -18,8 +18,8 @@ use system::bounded_process::this_program;
 /// What this program is started with to find out whether a HIP runtime ends its process: see [`probe`].
 pub const PROBE: &str = "__hip-probe";
 
-/// Opens the runtime: `$GPTOSS_JIT_HIP` (the library or its folder), else in `$ROCM_PATH`, `/opt/rocm` and where the
-/// loader looks.
+/// Opens the runtime: `$GPTOSS_JIT_HIP` (the library or its folder), else in `$ROCM_PATH`, pip's wheels in the active
+/// environment, `/opt/rocm` and its versions, and where the loader looks.
 ///
 /// # Errors
 /// [`GpuError::NoRuntime`] or [`GpuError::Unusable`], [`GpuError::Deadly`] where it would end this process, or
@@ -50,7 +50,7 @@ fn survives(library: &HipLibrary) -> Result<(), GpuError> {
         return Ok(());
     }
     let driver = KernelDriver::here();
-    let unlisted = mapped_file(library.path()).and_then(|file| driver.unlisted(&file));
+    let unlisted = library.file().and_then(|file| driver.unlisted(&file));
     let is_sure = driver.gpus.is_empty() || unlisted.as_ref().is_some_and(Vec::is_empty);
     if let Some(ending) = (!is_sure).then(ending_of_probe).flatten() {
         let unlisted = unlisted.unwrap_or_default();

@@ -18,7 +18,7 @@ const OPEN: char = '\u{e000}';
 const CLOSE: char = '\u{e001}';
 
 /// What stands before a kernel's text in a source for the simulator.
-const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
+pub const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
 
 /// Lines of one log that are told.
 const MAX_TOLD: usize = 4;

@@ -7,11 +7,8 @@ use super::trial::Trial;
 use kernel::target::Target;
 use kernel::template::Template;
 use kernel::template::library::Library;
-use kernel::template::origins::Origins;
+use kernel::template::origins::{BEHIND_SIMULATOR, Origins};
 use kernel::template::render::Rendered;
-
-/// What stands before a kernel's text in a source for the simulator.
-const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
 
 /// Words with which a line begins that is no statement of its own, or none that runs.
 const NO_STATEMENTS: [&str; 14] = [
@@ -38,7 +35,7 @@ pub(super) type Lines = BTreeMap<usize, bool>;
 pub(super) struct Marked {
     pub(crate) kernel: Rendered,
     /// Of each mark, in their order, the line of the template; none where it is a library's.
-    lines: Vec<Option<usize>>,
+    lines: Vec<usize>,
 }
 
 impl Marked {
@@ -69,15 +66,13 @@ impl Marked {
         let before = before.replacen(BEHIND_SIMULATOR, &format!("\n{}{BEHIND_SIMULATOR}", declared(entry, n)), 1);
         let mut kernel = kernel.clone();
         kernel.source = format!("{before}{}\n", lines.join("\n"));
-        Some(Self { kernel, lines: marked.into_iter().map(|(_, line)| Some(line)).collect() })
+        Some(Self { kernel, lines: marked.into_iter().map(|(_, line)| line).collect() })
     }
 
     /// Adds which lines ran.
     pub(super) fn add(&self, ran: &[bool], to: &mut Lines) {
         for (line, ran) in self.lines.iter().zip(ran) {
-            if let Some(line) = line {
-                *to.entry(*line).or_default() |= ran;
-            }
+            *to.entry(*line).or_default() |= ran;
         }
     }
 }

@@ -17,9 +17,8 @@ use kernel::target::compute_unit::{ComputeUnit, Product};
 /// Rounds of the loop that `llvm-mca` looks at: enough that its start and end do not count.
 const ITERATIONS: u32 = 200;
 
-/// What counting gives for one round, over what `llvm-mca` gives: the smallest and the largest quotient of the busy
-/// cycles of all hot loops and all that is outside of loops, of the built-in templates for gfx1100 and gfx942. A test
-/// holds it to that.
+/// Busy cycles of a round by counting, over those by `llvm-mca`: the smallest and the largest quotient in a sample of
+/// the built-in templates' hot loops, for gfx1100 and gfx942. A test checks it.
 pub const COUNTED_OVER_MCA: [f64; 2] = [0.7, 1.5];
 
 /// Cycles until a load is there where nothing else is known: what LLVM's models of RDNA say.
@@ -65,7 +64,8 @@ impl IssueModel {
         let Self::Counted { why } = self else { return None };
         let [least, most] = COUNTED_OVER_MCA;
         Some(format!(
-            "times are predicted by counting instructions, whose cycles are {least} to {most} times those of llvm-mca: {why}"
+            "times are predicted by counting instructions, whose cycles are {least} to {most} times those of llvm-mca \
+             (hot loops, gfx1100 and gfx942): {why}"
         ))
     }
 }
@@ -152,7 +152,10 @@ fn predict(body: &[&Instruction], iterations: u32, model: &IssueModel, machine: 
         Ok(Some(answer)) => answer,
         Ok(None) => counted(body, iterations, machine),
         Err(error) => {
-            tracing::debug!("counted, since llvm-mca does not say: {}", chain(&error));
+            tracing::warn!(
+                "the instructions of a loop are counted, of which llvm-mca does not say what they take: {}",
+                chain(&error)
+            );
             counted(body, iterations, machine)
         }
     };
@@ -176,22 +179,14 @@ fn predict(body: &[&Instruction], iterations: u32, model: &IssueModel, machine: 
 fn counted(body: &[&Instruction], iterations: u32, machine: Machine<'_>) -> McaReport {
     let of_vector: f64 = body.iter().map(|instruction| instruction.vector_cycles()).sum();
     let throughput = of_vector.max(body.len() as f64);
-    let is_gfx9 = machine.arch.starts_with("gfx9");
-    let scale = clock_cycles(machine.arch);
-    let latencies = Latencies {
-        issue: scale,
-        memory: LOAD_CYCLES,
-        matrix_flop: f64::from(machine.product.matrix_flop_per_cycle) / f64::from(machine.compute_unit.simds.max(1)),
-        counts_stores_as_loads: is_gfx9,
-        counts_scalars_alone: machine.arch.starts_with("gfx12"),
-    };
+    let latencies = Latencies::of(machine, LOAD_CYCLES);
     let alone = if iterations > 1 { waits::alone_cycles } else { waits::once_cycles };
-    McaReport { cycles: f64::from(iterations) * alone(body, latencies) / scale, throughput }
+    McaReport { cycles: f64::from(iterations) * alone(body, latencies) / latencies.issue, throughput }
 }
 
 /// Clock cycles of a cycle of LLVM's model. On GCN and CDNA the model counts what a wave of 64 needs to issue one
 /// instruction on 16 lanes: four clock cycles. (So a load takes 80 of them there and 320 on RDNA.)
-fn clock_cycles(arch: &str) -> f64 {
+pub(super) fn clock_cycles(arch: &str) -> f64 {
     if arch.starts_with("gfx9") { 4.0 } else { 1.0 }
 }
 

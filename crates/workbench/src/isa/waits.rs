@@ -5,6 +5,7 @@
 //! where results are written in order; so it is asked what instructions take, and not what they wait for.
 
 use super::Instruction;
+use super::speed::{Machine, clock_cycles};
 
 /// Cycles until a load of LDS, a permutation of lanes or a scalar load that hits its cache is there: AMD states 64 of
 /// LDS on GCN; a guess for the others.
@@ -33,6 +34,20 @@ pub(crate) struct Latencies {
     pub(crate) counts_stores_as_loads: bool,
     /// Whether scalar loads have a counter of their own: on gfx12.
     pub(crate) counts_scalars_alone: bool,
+}
+
+impl Latencies {
+    /// Those of an arch whose loads have their bytes after so many cycles.
+    pub(crate) fn of(machine: Machine<'_>, memory: f64) -> Self {
+        Self {
+            issue: clock_cycles(machine.arch),
+            memory,
+            matrix_flop: f64::from(machine.product.matrix_flop_per_cycle)
+                / f64::from(machine.compute_unit.simds.max(1)),
+            counts_stores_as_loads: machine.arch.starts_with("gfx9"),
+            counts_scalars_alone: machine.arch.starts_with("gfx12"),
+        }
+    }
 }
 
 /// Cycles of going through these instructions once, again and again.

@@ -199,14 +199,7 @@ impl<'a> Predictor<'a> {
         let arch = self.target.arch.split(':').next().unwrap_or_default();
         let (unit, product) = (&self.unit, &self.product);
         let machine = Machine { arch, wave_size: self.target.wave_size, compute_unit: unit, product };
-        let is_gfx9 = arch.starts_with("gfx9");
-        let latencies = Latencies {
-            issue: if is_gfx9 { 4.0 } else { 1.0 },
-            memory: self.chip.latency_cycles,
-            matrix_flop: f64::from(product.matrix_flop_per_cycle) / f64::from(unit.simds.max(1)),
-            counts_stores_as_loads: is_gfx9,
-            counts_scalars_alone: arch.starts_with("gfx12"),
-        };
+        let latencies = Latencies::of(machine, self.chip.latency_cycles);
         let round = |body: &[&Instruction], speed: LoopSpeed, alone: AloneCycles| {
             let lanes = f64::from(self.target.wave_size);
             let lane_flop: u64 = body.iter().map(|instruction| instruction.lane_flop()).sum();

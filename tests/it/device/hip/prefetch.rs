@@ -10,7 +10,10 @@ use super::Room;
 const LEN_BYTES: usize = 40 << 20;
 
 fn bytes(seed: usize) -> Vec<u8> {
-    (0..LEN_BYTES).map(|i| (i * 7 + i / 251 + seed) as u8).collect()
+    let part: Vec<u8> = (0..65_537).map(|i: usize| (i * 7 + i / 251 + seed) as u8).collect();
+    let mut all = part.repeat(LEN_BYTES / part.len() + 1); // of no period that chunks have
+    all.truncate(LEN_BYTES);
+    all
 }
 
 fn in_memory(bytes: &[u8]) -> BufferView {

@@ -1,14 +1,14 @@
 //! A GPU that is there and is not used: what `run`, `serve` and `doctor` say of it, and how they end.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
 use super::Room;
 use super::commands::{check, text};
 use super::driver_files::system;
+use crate::fixtures::server::Server;
 use crate::object::hiprtc;
 
 /// The program where the driver has a gfx1100 and nothing of NVIDIA's is.
@@ -58,15 +58,9 @@ fn a_gpu_that_hip_does_not_find_is_a_warning_and_the_last_line_names_what_ran() 
 fn a_server_says_first_what_it_computes_on_and_why() {
     let none = room("arch =");
     let mut command = program(&none, &["serve", "--port", "0"]);
-    command.env("CUDA_VISIBLE_DEVICES", "").stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().expect("the program starts");
-    let mut url = String::new();
-    BufReader::new(child.stdout.take().expect("piped")).read_line(&mut url).expect("an address");
-    let told = Command::new("kill").arg(child.id().to_string()).status();
-    assert!(told.expect("`kill` starts").success());
-    let output = child.wait_with_output().expect("ended");
-    let err = text(&output.stderr);
-    assert!(url.starts_with("http://"), "{url}: {err}");
+    let server = Server::of(command.env("CUDA_VISIBLE_DEVICES", ""), true);
+    server.signal();
+    let (_, err) = server.ended();
     let first = err.lines().next().unwrap_or_default();
     assert!(first.contains("the cpu is used: `CUDA_VISIBLE_DEVICES=` leaves out node 1, a gfx1100"), "{err}");
     let serving = err.lines().find(|line| line.starts_with("serving tiny on ")).unwrap_or_default();

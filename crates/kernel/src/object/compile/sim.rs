@@ -13,13 +13,13 @@ use super::{Canary, CompileError, Compiler, CompilerOptions};
 use crate::object::key::Digest;
 use crate::target::Target;
 use crate::template::Precision;
+use crate::template::origins::BEHIND_SIMULATOR;
 
 const SOURCE: &str = "simulated.cpp";
 
 /// Words that few kernels use, and where they go: behind the simulator's own text.
 const WORDS_NAME: &str = "simulator_words.h";
 pub(super) const WORDS: &str = include_str!("simulator_words.h");
-const BEHIND: &str = "\n#line 2 \"kernel.hip\"\n";
 
 /// A vector as clang declares it: the type, the name, the number.
 static VECTORS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
@@ -122,7 +122,7 @@ fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
     fs::write(SOURCE, &job.source).map_err(cannot)?;
     let compile = || run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options));
     match compile() {
-        Err(Failure { how: How::Rejected, .. }) if job.source.contains(BEHIND) => {
+        Err(Failure { how: How::Rejected, .. }) if job.source.contains(BEHIND_SIMULATOR) => {
             fs::write(SOURCE, with_words(&job.source)).and_then(|()| fs::write(WORDS_NAME, WORDS)).map_err(cannot)?;
             forget_printed().map_err(cannot)?;
             compile()?;
@@ -138,7 +138,7 @@ fn with_words(source: &str) -> String {
     let [typedef, using] = &*VECTORS;
     let source = typedef.replace_all(source, "typedef sim::Vector<$1, ($3)> $2;");
     let source = using.replace_all(&source, "using $1 = sim::Vector<$2, ($3)>;");
-    source.replacen(BEHIND, &format!("\n#include \"{WORDS_NAME}\"{BEHIND}"), 1)
+    source.replacen(BEHIND_SIMULATOR, &format!("\n#include \"{WORDS_NAME}\"{BEHIND_SIMULATOR}"), 1)
 }
 
 /// What a log says that the simulator does not know: a word that is not declared there.
