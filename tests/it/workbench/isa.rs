@@ -140,11 +140,12 @@ fn counting_is_as_far_off_as_it_says() {
     let tables = TuningTables::load(&[]).expect("built in");
     let (mut all, mut worst) = (Vec::new(), Vec::new());
     for arch in ["gfx1100", "gfx942"] {
-        let Some(kernels) = kernels(arch, Some([1, 3])) else { return };
+        let all_of_them = std::env::var_os(OTHERS_TOO).is_some();
+        let Some(kernels) = kernels(arch, Some([1, 3]).filter(|_| !all_of_them)) else { return };
         let facts = tables.facts(arch).expect(arch);
         let (unit, product) = (facts.compute_unit.expect(arch), facts.product.clone().expect(arch));
         let machine = Machine { arch, wave_size: facts.wave_size, compute_unit: &unit, product: &product };
-        for kernel in kernels.iter().step_by(5) {
+        for kernel in kernels.iter().step_by(if all_of_them { 1 } else { 5 }) {
             let (_, code) = kernel.made.as_ref().unwrap_or_else(|error| panic!("{}: {error}", name(arch, kernel)));
             for found in code.loops().iter().filter(|found| found.is_hot(code)) {
                 let [by_mca, by_count] = [&mca, &counted].map(|model| found.speed(code, model, machine).busy_cycles);
@@ -159,6 +160,13 @@ fn counting_is_as_far_off_as_it_says() {
     let ends = [worst.first(), worst.last()];
     crate::fixtures::say(&format!("counted over llvm-mca: {ends:?}"));
     assert!(all.iter().all(|ratio| (least..=most).contains(ratio)), "{ends:?}");
+    // Of a sample the ends may lie further in.
+    if std::env::var_os(OTHERS_TOO).is_some() {
+        assert!(
+            worst[0].0 < 1.1 * least && worst[worst.len() - 1].0 > most / 1.1,
+            "{ends:?}: it says more than it is off"
+        );
+    }
 }
 
 // ---- the templates ----

@@ -17,9 +17,9 @@ use kernel::target::compute_unit::{ComputeUnit, Product};
 /// Rounds of the loop that `llvm-mca` looks at: enough that its start and end do not count.
 const ITERATIONS: u32 = 200;
 
-/// Busy cycles of a round by counting, over those by `llvm-mca`: the smallest and the largest quotient in a sample of
-/// the built-in templates' hot loops, for gfx1100 and gfx942. A test checks it.
-pub const COUNTED_OVER_MCA: [f64; 2] = [0.7, 1.5];
+/// Busy cycles of a round by counting, over those by `llvm-mca`: of all hot loops of the built-in templates, for
+/// gfx1100 and gfx942, 0.84 to 1.41 (2026-11-27). A test checks a sample of them, or all.
+pub const COUNTED_OVER_MCA: [f64; 2] = [0.8, 1.5];
 
 /// Cycles until a load is there where nothing else is known: what LLVM's models of RDNA say.
 const LOAD_CYCLES: f64 = 320.0;
