@@ -320,8 +320,63 @@ fn comments_fit_a_screen() {
 // ---- documents ----
 
 /// Documents whose commands are tried.
-const DOCUMENTS: [&str; 4] =
-    ["README.md", "CONTRIBUTING.md", ".github/ISSUE_TEMPLATE/card.yml", ".github/ISSUE_TEMPLATE/kernel.yml"];
+const DOCUMENTS: [&str; 8] = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/run.md",
+    "docs/many-prompts.md",
+    "docs/status.md",
+    "docs/cache.md",
+    ".github/ISSUE_TEMPLATE/card.yml",
+    ".github/ISSUE_TEMPLATE/kernel.yml",
+];
+
+/// The first page is read whole: longer, it is not.
+#[test]
+fn the_readme_is_short() {
+    let text = read(&root().join("README.md"));
+    let (n_words, n_lines) = (text.split_whitespace().count(), text.lines().count());
+    assert!(n_words <= 1300 && n_lines <= 200, "{n_words} words in {n_lines} lines");
+    let story = text.split("```text\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap_or_default();
+    let long = text.lines().find(|line| line.chars().count() > 160 && !story.contains(line));
+    assert_eq!(long, None);
+}
+
+/// Every link of a document to a file of the project leads to one.
+#[test]
+fn links_between_documents_lead_somewhere() {
+    let mut open: Vec<PathBuf> = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"]
+        .iter()
+        .map(|name| root().join(name))
+        .chain(
+            ["templates/README.md", "tuning/README.md", "models/README.md", "chats/README.md"].map(|n| root().join(n)),
+        )
+        .collect();
+    let in_docs = fs::read_dir(root().join("docs")).expect("listed").map(|entry| entry.expect("listed").path());
+    open.extend(in_docs.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
+    let link = Regex::new(r"\]\(([^)\s:#]+)(?:#([^)\s]+))?\)").expect("a pattern");
+    let mut lost = Vec::new();
+    let mut n_links = 0;
+    for document in &open {
+        for found in link.captures_iter(&read(document)) {
+            let path = document.parent().expect("a folder").join(&found[1]);
+            n_links += 1;
+            let has_anchor = |name: &str| read(&path).lines().any(|line| anchor(line).as_deref() == Some(name));
+            if !path.exists() || found.get(2).is_some_and(|name| !has_anchor(name.as_str())) {
+                lost.push(format!("{}: {}", document.display(), &found[0]));
+            }
+        }
+    }
+    assert!(n_links > 100, "{n_links} links");
+    assert!(lost.is_empty(), "links that lead nowhere:\n{}", lost.join("\n"));
+}
+
+/// What GitHub calls a heading in links: lower case, blanks as `-`, no other signs.
+fn anchor(line: &str) -> Option<String> {
+    let title = line.strip_prefix('#')?.trim_start_matches('#').trim();
+    let letters = title.to_lowercase().replace(' ', "-");
+    Some(letters.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect())
+}
 
 /// The arguments of every `gptoss-jit …` and `cargo run … -- …` in a text, fenced or in backticks.
 fn commands(text: &str) -> Vec<Vec<String>> {
