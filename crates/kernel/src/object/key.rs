@@ -15,7 +15,7 @@ pub(crate) const SCHEMA: u32 = 1;
 pub struct KernelKey {
     /// The rendered source, whole.
     pub source: String,
-    /// Compilers options, in order.
+    /// Compiler options, in order.
     pub options: Vec<String>,
     /// The full target id, as the compiler is told it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
     pub target: String,

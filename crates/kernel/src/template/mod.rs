@@ -80,7 +80,7 @@ pub struct Template {
     pub(crate) padded: PaddedSpec,
     /// Arguments after the contract's, whose memory the plan provides.
     pub workspace: Vec<Arg>,
-    /// Compilers options after those of the target.
+    /// Compiler options after those of the target.
     pub(crate) options: Vec<String>,
     /// Gates on the compiled object.
     pub(crate) resources: Resources,

@@ -51,7 +51,7 @@ pub struct Rendered {
     pub launch: LaunchSpec,
     /// How exactly its sums are done.
     pub(crate) precision: Precision,
-    /// Compilers options that the template asks for, in order.
+    /// Compiler options that the template asks for, in order.
     pub(crate) options: Vec<String>,
     /// Gates on the compiled object.
     pub resources: Resources,

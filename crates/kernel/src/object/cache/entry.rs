@@ -112,7 +112,7 @@ pub struct KeyRecord {
     pub backend: String,
     /// Identity of the compiler.
     pub compiler: String,
-    /// Compilers options, in order.
+    /// Compiler options, in order.
     pub options: Vec<String>,
 }
 
