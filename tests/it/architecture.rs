@@ -352,7 +352,8 @@ fn links_between_documents_lead_somewhere() {
             ["templates/README.md", "tuning/README.md", "models/README.md", "chats/README.md"].map(|n| root().join(n)),
         )
         .collect();
-    let in_docs = fs::read_dir(root().join("docs")).expect("listed").map(|entry| entry.expect("listed").path());
+    let folders = ["docs", "docs/log"].map(|folder| fs::read_dir(root().join(folder)).expect("listed"));
+    let in_docs = folders.into_iter().flatten().map(|entry| entry.expect("listed").path());
     open.extend(in_docs.filter(|path| path.extension().is_some_and(|extension| extension == "md")));
     let link = Regex::new(r"\]\(([^)\s:#]+)(?:#([^)\s]+))?\)").expect("a pattern");
     let mut lost = Vec::new();
