@@ -13,6 +13,7 @@ import sys
 import threading
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy
 
@@ -172,12 +173,9 @@ class Tiny(unittest.TestCase):
         self.assertTrue(1 < perplexity < 4, perplexity)
 
     def test_a_program_of_another_version_is_refused(self):
-        os.environ["GPTOSS_JIT_PROGRAM"] = "/bin/echo"
-        try:
+        with mock.patch.dict(os.environ, GPTOSS_JIT_PROGRAM="/bin/echo"):
             with self.assertRaisesRegex(RuntimeError, "expected gptoss-jit"):
                 gptoss_jit.find_program()
-        finally:
-            del os.environ["GPTOSS_JIT_PROGRAM"]
 
 
 if __name__ == "__main__":
