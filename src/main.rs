@@ -15,7 +15,6 @@ mod environment;
 mod eval;
 mod export;
 mod gpu_links;
-mod hub;
 mod inspect;
 mod kernel_table;
 mod kernels;

@@ -3,13 +3,12 @@
 use std::time::Instant;
 
 use clap::Args;
-use engine::blueprint;
+use engine::blueprint::{self, precision_for};
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason, Wanted};
 use engine::graph::placement::Streaming;
 use engine::plan::error::PlanError;
 use engine::{Engine, EngineError, EngineOptions, Sizes};
-use format::Dtype;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::template::Precision;
@@ -220,17 +219,6 @@ impl DeviceArgs {
 /// Whether a device has no room for what a model takes besides its weights.
 fn does_not_fit(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EngineError::Kv(_) | EngineError::Plan(PlanError::Memory(_))))
-}
-
-/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
-/// computes with it.
-pub(crate) fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
-    let rounded = checkpoint.rounded();
-    let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
-    match asked.unwrap_or(natural) {
-        Precision::Bf16 => (Precision::Bf16, rounded),
-        Precision::F32 => (Precision::F32, checkpoint.clone()),
-    }
 }
 
 /// Kernels from the cache and compiled, for the summary at the end of a command.

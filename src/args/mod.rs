@@ -12,7 +12,7 @@ pub(crate) mod shapes;
 pub(crate) mod source;
 pub(crate) mod tokenizer;
 
-pub(crate) use device::{DeviceArgs, kernel_counts, precision_for};
+pub(crate) use device::{DeviceArgs, kernel_counts};
 pub(crate) use kv::{KvArgs, NoSuchLayer, Speculate};
 pub(crate) use model::ModelArgs;
 pub(crate) use placement::{Placement, PlacementArgs};

@@ -7,12 +7,12 @@ use chat::chat_format::specials::begin_of_texts;
 use clap::Args;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
+use model::hub;
 use model::tokenizer::Tokenizer;
 
 use super::quantize::QuantizeArgs;
 use super::shapes::ShapeArgs;
 use super::tokenizer::TokenizerArgs;
-use crate::hub;
 use crate::output::Output;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::hub;
 use model::checkpoint::gguf::Gguf;
 use model::checkpoint::gguf::model::GgufTokenizer;
 use model::checkpoint::layout::Layout;
-use model::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_BIN, TokenizerSource};
+use model::checkpoint::{Checkpoint, CheckpointError, TOKENIZER_BIN};
+use model::hub;
 use model::tokenizer::split::Split;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
@@ -28,12 +28,9 @@ pub(crate) struct TokenizerArgs {
 impl TokenizerArgs {
     /// The tokenizer for a checkpoint.
     pub(crate) fn for_checkpoint(&self, checkpoint: &Checkpoint) -> anyhow::Result<Tokenizer> {
-        let vocab_size = Some(checkpoint.config.vocab_size);
-        match (&self.tokenizer, &checkpoint.origin.tokenizer) {
-            (Some(path), _) => open(path, vocab_size, self.split),
-            (None, Some(TokenizerSource::File(path))) => Ok(Tokenizer::from_file(path, vocab_size, self.split)?),
-            (None, Some(TokenizerSource::Gguf(gguf))) => Ok(Tokenizer::from_gguf(gguf, vocab_size, self.split)?),
-            (None, None) => self.built_in(),
+        match &self.tokenizer {
+            Some(path) => open(path, Some(checkpoint.config.vocab_size), self.split),
+            None => Ok(Tokenizer::of_checkpoint(checkpoint, self.split)?),
         }
     }
 

@@ -9,7 +9,6 @@ use anyhow::Context;
 use super::Args;
 use crate::args::source::SourceArgs;
 use crate::args::{DeviceArgs, KvArgs};
-use crate::hub;
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::Device;
@@ -17,6 +16,7 @@ use engine::{Engine, Sizes};
 use hint::Hint;
 use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
+use model::hub;
 use workbench::eval::base_file::{BaseFile, BaseFileError, MAGIC};
 use workbench::eval::windows::Windows;
 

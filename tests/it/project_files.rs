@@ -1,5 +1,5 @@
 //! What files around the code say, and nothing else would notice: the oldest Rust is the same everywhere, no package
-//! asks for a newer one, and the security policy names files that exist.
+//! asks for a newer one, the security policy names files that exist, and Python's stubs what the module has.
 
 use std::fs;
 use std::path::Path;
@@ -77,4 +77,24 @@ fn the_security_policy_names_files_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let missing: Vec<_> = named.iter().filter(|name| !root.join(name).exists()).collect();
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// What Python's type checkers read is written by hand, beside what Rust exports.
+#[test]
+fn the_stubs_of_the_module_name_what_it_has() {
+    let found = |file: &str, pattern: &str| -> Vec<String> {
+        let pattern = Regex::new(pattern).expect("a pattern");
+        let mut names: Vec<String> = pattern.captures_iter(&read(file)).map(|found| found[1].to_owned()).collect();
+        names.sort();
+        names
+    };
+    // Methods are indented once and end in `)` or a type; `new` is Python's `__new__`.
+    let methods = read("crates/python/src/lib.rs");
+    let methods = methods.split("#[pymethods]").nth(1).and_then(|rest| rest.split("\n}\n").next()).expect("methods");
+    let method = Regex::new(r"(?m)^    fn (\w+)").expect("a pattern");
+    let mut of_rust: Vec<String> =
+        method.captures_iter(methods).map(|found| found[1].replace("new", "__new__")).collect();
+    of_rust.sort();
+    assert!(of_rust.len() >= 10, "{of_rust:?}");
+    assert_eq!(found("python/gptoss_jit/_engine.pyi", r"(?m)^    def (\w+)"), of_rust);
 }

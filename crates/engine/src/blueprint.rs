@@ -66,6 +66,17 @@ impl PrefixCache {
     }
 }
 
+/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
+/// computes with it.
+pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+    let rounded = checkpoint.rounded();
+    let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
+    match asked.unwrap_or(natural) {
+        Precision::Bf16 => (Precision::Bf16, rounded),
+        Precision::F32 => (Precision::F32, checkpoint.clone()),
+    }
+}
+
 /// Why a model has no steps.
 #[derive(Debug, thiserror::Error)]
 pub enum BlueprintError {

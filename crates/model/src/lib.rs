@@ -1,7 +1,8 @@
 //! Models that are data: families as files ([`family`]), the dimensions of one ([`config`]), its weights whatever file
-//! they are in ([`checkpoint`]), and its [`tokenizer`].
+//! they are in ([`checkpoint`]), and its [`tokenizer`]; [`hub`] finds a model by its id.
 
 pub mod checkpoint;
 pub mod config;
 pub mod family;
+pub mod hub;
 pub mod tokenizer;

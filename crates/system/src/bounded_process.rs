@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::OnceLock;
 use std::thread;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -26,9 +27,21 @@ const MAX_PRINTED_BYTES: u64 = 4 << 10;
 /// What the system sends when processor time is up.
 const SIGXCPU: i32 = 24;
 
+/// Stands in for this program where it is a library in a process of others.
+static STAND_IN: OnceLock<PathBuf> = OnceLock::new();
+
+/// Has `program` do all work for which this program would start itself: a process of others, such as Python's, does not
+/// know what it would be asked. The first one counts.
+pub fn work_is_done_by(program: PathBuf) {
+    STAND_IN.get_or_init(|| program);
+}
+
 /// This program as it runs, though its file was replaced since: another one may not know what it is asked. By number:
 /// started by something that loads it, `self` would be that.
 pub fn this_program() -> PathBuf {
+    if let Some(program) = STAND_IN.get() {
+        return program.clone();
+    }
     let running = PathBuf::from(format!("/proc/{}/exe", std::process::id()));
     if running.exists() { running } else { std::env::current_exe().unwrap_or(running) }
 }

@@ -6,12 +6,12 @@
 mod report;
 
 use crate::args::source::{SourceArgs, named_target};
-use crate::args::{KvArgs, ModelArgs, precision_for};
+use crate::args::{KvArgs, ModelArgs};
 use crate::output::Output;
 use crate::spans::{self, SpanLine};
 use crate::usage::UsageError;
 use engine::Sizes;
-use engine::blueprint::Blueprint;
+use engine::blueprint::{Blueprint, precision_for};
 use engine::device::Device;
 use engine::graph::placement::Place;
 use engine::plan::decisions::Decisions;

@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
+use crate::checkpoint::{Checkpoint, TokenizerSource};
 use hint::Hint;
 use system::git_lfs::{self, Pointer};
 
@@ -205,6 +206,19 @@ impl Tokenizer {
     /// noticeable fraction of a second.
     pub fn o200k_harmony() -> Self {
         Self::new(o200k::vocabulary(), Split::O200k)
+    }
+
+    /// The tokenizer that comes with a checkpoint; else o200k_harmony.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn of_checkpoint(checkpoint: &Checkpoint, split: Option<Split>) -> Result<Self, TokenizerError> {
+        let vocab_size = Some(checkpoint.config.vocab_size);
+        match &checkpoint.origin.tokenizer {
+            Some(TokenizerSource::File(path)) => Self::from_file(path, vocab_size, split),
+            Some(TokenizerSource::Gguf(gguf)) => Self::from_gguf(gguf, vocab_size, split),
+            None => Self::o200k_harmony().split_as(split),
+        }
     }
 
     /// Reads a `tokenizer.json` or a `tokenizer.bin`, whichever it is. The file stays mapped and must not be rewritten

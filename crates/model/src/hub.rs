@@ -2,10 +2,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
+use crate::checkpoint::download::fetches;
+use crate::config::NamedShape;
 use clap::ValueEnum;
 use hint::Hint;
-use model::checkpoint::download::fetches;
-use model::config::NamedShape;
 use system::home::variable;
 
 /// What files of models end in: such a name is a path and no id.
@@ -13,7 +13,7 @@ const FILES: [&str; 5] = ["bin", "gguf", "safetensors", "json", "incomplete"];
 
 /// A model that was named by its id and is not in the cache.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NotInHub {
+pub enum NotInHub {
     /// There is nothing of it.
     #[error("there is no file or folder `{id}`, and no model of this id in Hugging Face's cache: looked for `{}`", looked_for.display())]
     Model { id: String, looked_for: PathBuf },
@@ -60,7 +60,7 @@ impl Hint for NotInHub {
 ///
 /// # Errors
 /// [`NotInHub`] for an id that the cache does not have.
-pub(super) fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
+pub fn locate(model: &Path) -> Result<PathBuf, NotInHub> {
     if model.symlink_metadata().is_ok() {
         return of_folder(model);
     }

@@ -1,0 +1,55 @@
+#!/bin/sh
+# Installs the Debian package of packaging/build.sh into a clean Debian, and looks for all that it brings.
+#
+#   tests/packages/deb.sh
+#
+# The last line counts: `N passed, N failed, N skipped`.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+dist=target/packaging/dist
+passed=0 failed=0 skipped=0
+count() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); printf 'FAILED: %s\n' "$2"; fi; }
+finish() { printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"; [ "$failed" -eq 0 ]; exit; }
+
+deb=$(ls "$dist"/gptoss-jit_*.deb 2>/dev/null) || { echo "there is no package in $dist: packaging/build.sh makes it" >&2; exit 1; }
+root=$(mktemp -d) || exit 1
+trap 'umount "$root/proc" 2>/dev/null; rm -rf "$root"' EXIT
+tests/packages/root.sh "$root"
+case $? in
+    0) ;;
+    3) skipped=$((skipped + 1)); echo "skipped: the package in a clean system"; finish ;;
+    *) count 1 "no clean system"; finish ;;
+esac
+mount -t proc proc "$root/proc"
+cp "$deb" "$root/package.deb"
+inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 "$@"; }
+
+inside dpkg --install /package.deb >"$root/said" 2>&1
+count $? "dpkg --install: $(cat "$root/said")"
+said=$(inside gptoss-jit --version)
+version=$(sed -n 's/^version = "\(.*\)"$/\1/p' Cargo.toml | head -n 1)
+[ "$said" = "gptoss-jit $version" ]
+count $? "--version: expected gptoss-jit $version, found $said"
+for file in man/man1/gptoss-jit.1.gz man/man1/gptoss-jit-run.1.gz bash-completion/completions/gptoss-jit \
+    zsh/vendor-completions/_gptoss-jit fish/vendor_completions.d/gptoss-jit.fish doc/gptoss-jit/copyright; do
+    [ -s "$root/usr/share/$file" ]
+    count $? "/usr/share/$file is missing or empty"
+done
+# The completions are bash's own language, and complete a command.
+found=$(inside bash -c '. /usr/share/bash-completion/completions/gptoss-jit; COMP_WORDS=(gptoss-jit insp) COMP_CWORD=1; _gptoss-jit gptoss-jit insp gptoss-jit; echo "${COMPREPLY[*]}"')
+[ "$found" = inspect ]
+count $? "bash completes \`insp\` as \`$found\`, expected \`inspect\`"
+unit=$root/usr/lib/systemd/system/gptoss-jit.service
+started=$(sed -n 's/^ExecStart=\([^ ]*\).*/\1/p' "$unit")
+[ -x "$root$started" ]
+count $? "the unit starts \`$started\`, which is not there"
+if command -v systemd-analyze >/dev/null; then
+    systemd-analyze verify --root="$root" gptoss-jit.service >"$root/said" 2>&1
+    ! grep -i "gptoss-jit.service.*\(unknown\|invalid\|failed to parse\)" "$root/said"
+    count $? "systemd-analyze verify"
+else
+    skipped=$((skipped + 1)) && echo "skipped: systemd-analyze is not here"
+fi
+inside dpkg --purge gptoss-jit >"$root/said" 2>&1 && [ ! -e "$root/usr/bin/gptoss-jit" ]
+count $? "dpkg --purge: $(cat "$root/said")"
+finish
