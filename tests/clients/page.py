@@ -1,418 +1,741 @@
-"""Drives the page at `/` in headless Chromium, over the DevTools protocol.
+"""Drives the page at `/` in headless Chromium, against `gptoss-jit serve`: with scripted answers (page.jsonl), with keys,
+and with the built-in model.
 
-    python page.py [--url http://127.0.0.1:8000/] [--screenshots DIR]
+    python page.py [--screenshots DIR] [--axe AXE.js] [--url URL]
 
-Without --url the page is served by a server of its own here, whose answers are scripted: what an error, a cut stream, a
-refused key, markup in an answer look like. With --url only what every server does is asked of it. Needs `chromium` and the
-Python package `websockets`. The last line is `N passed, N failed`.
+With --axe, axe-core looks for what people with other senses could not use. With --url, the scripted answers come from a
+server that runs already. Needs `chromium` and the Python package `websockets`. A line for each check, `ok      WHAT` or
+`FAILED  WHAT`; fails if one failed.
 """
 
 import argparse
-import base64
-import http.server
 import json
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 
-from websockets.sync.client import connect
+import browser
+from browser import CONTROL, SHIFT, Browser
+from server import Server
 
-PAGE = pathlib.Path(__file__).parents[2] / "crates/serve/src/page.html"
+HERE = pathlib.Path(__file__).parent
+SCRIPT = HERE / "page.jsonl"
 KEY = "sk-right"
+LAST = "document.querySelector('#log article:last-child')"
+WEATHER = '[{"name": "get_weather", "parameters": {"type": "object", "properties": {"location": {"type": "string"}}}}]'
+SCHEMA = '{"type": "object", "properties": {"name": {"type": "string"}, "age": {"type": "integer"}}, "required": ["name", "age"], "additionalProperties": false}'
+
+def quoted(text):
+    return json.dumps(text)
 
 
-class Scripted(http.server.BaseHTTPRequestHandler):
-    """Answers by what the last message says."""
+class Page(Browser):
+    """The browser with the page's own words, and the checks."""
 
-    protocol_version = "HTTP/1.1"
-    locked = False
-    seen = []
-    left = 0
+    def __init__(self, scratch, screenshots, axe):
+        super().__init__(scratch)
+        self.screenshots = screenshots
+        self.axe = axe and pathlib.Path(axe).read_text()
+        self.n_failed = 0
+        self.url = ""
 
-    def log_message(self, *_):
-        pass
+    def check(self, what, is_true):
+        self.n_failed += not is_true
+        print(("ok      page, " if is_true else "FAILED  page, ") + what, flush=True)
 
-    def body(self, status, value, content_type="application/json"):
-        data = value if isinstance(value, bytes) else json.dumps(value).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def has(self, what, expression, seconds=60):
+        self.check(what, self.until(expression, seconds))
 
-    def refused(self):
-        if Scripted.locked and self.headers.get("Authorization") != f"Bearer {KEY}":
-            error = {
-                "message": "Incorrect API key",
-                "type": "invalid_request_error",
-                "param": None,
-                "code": "invalid_api_key",
-            }
-            self.body(401, {"error": error})
-            return True
-        return False
+    def goes(self, url):
+        self.url = url
+        self.open(url)
+        self.until("document.getElementById('model').value !== ''")
 
-    def do_GET(self):
-        if self.path == "/":
-            self.body(200, PAGE.read_bytes(), "text/html; charset=utf-8")
-        elif self.path == "/v1/models":
-            self.refused() or self.body(
-                200, {"object": "list", "data": [{"id": "openai/gpt-oss-20b", "object": "model"}]}
-            )
-        else:
-            self.body(404, {"error": {"message": f"nothing at {self.path}"}})
-
-    def do_POST(self):
-        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.refused():
-            return
-        Scripted.seen.append(request)
-        text = request["messages"][-1]["content"]
-        if text == "busy":
-            return self.body(
-                503,
-                {
-                    "error": {
-                        "message": "The queue is full",
-                        "type": "server_error",
-                        "param": None,
-                        "code": "overloaded",
-                    }
-                },
-            )
-        self.send_response(200)
-        self.send_header("Content-Type", "text/event-stream")
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.close_connection = True
-        try:
-            self.stream(text)
-        except OSError:
-            Scripted.left += 1
-
-    def event(self, delta=None, finish=None, **more):
-        choices = [{"index": 0, "delta": delta, "finish_reason": finish}] if delta is not None else []
-        self.wfile.write(b"data: " + json.dumps({"choices": choices, **more}).encode() + b"\n\n")
-        time.sleep(0.01)
-
-    def stream(self, text):
-        self.wfile.write(b": keep-alive\n\n")
-        self.event({"role": "assistant", "content": ""})
-        if text == "break":
-            self.event({"content": "It began"})
-            return
-        if text == "fail":
-            self.event({"content": "It began"})
-            self.wfile.write(b'data: {"error": {"message": "The engine failed", "code": "engine_failed"}}\n\n')
-            return
-        if text == "for ever":
-            for n in range(2000):
-                self.event({"content": f"word{n} "})
-        for word in "The person says hello, so a greeting is due. ".split(" "):
-            self.event({"reasoning": word + " ", "reasoning_content": word + " "})
-        answer = (
-            "Hello! <img src=x onerror=\"document.title='broken in'\"> is text here, `inline` too.\n\n"
-            "```python\nfor i in range(3):\n    print(i)  # a long line that goes on beyond what a telephone shows of it at once\n```\n\n"
-            "After the code: ünïcödé 🙂."
-        )
-        for i in range(0, len(answer), 7):
-            self.event({"content": answer[i : i + 7]})
-        self.event({}, "length" if text == "long" else "stop")
-        self.event(usage={"prompt_tokens": 9, "completion_tokens": 55, "total_tokens": 64})
-        self.wfile.write(b"data: [DONE]\n\n")
-
-
-class Browser:
-    def __init__(self, scratch):
-        program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-        if not program:
-            print("skipped: there is no chromium here")
-            sys.exit(0)
-        flags = [
-            "--headless=new",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--remote-debugging-port=0",
-            "--no-first-run",
-            "--disable-dev-shm-usage",
-        ]
-        self.process = subprocess.Popen(
-            [program, *flags, f"--user-data-dir={scratch}", "about:blank"], stderr=subprocess.DEVNULL
-        )
-        port = pathlib.Path(scratch) / "DevToolsActivePort"
-        for _ in range(300):
-            if port.exists() and port.read_text().count("\n"):
-                break
-            time.sleep(0.1)
-        number = port.read_text().split()[0]
-        targets = json.load(urllib.request.urlopen(f"http://127.0.0.1:{number}/json/list"))
-        target = next(t for t in targets if t["type"] == "page")
-        self.connection = connect(target["webSocketDebuggerUrl"], max_size=None, proxy=None)
-        self.socket = self.connection.__enter__()
-        self.n = 0
-        self.logged = []
-        for domain in ["Page", "Runtime", "Log"]:
-            self.call(domain + ".enable")
-
-    def call(self, method, **params):
-        self.n += 1
-        self.socket.send(json.dumps({"id": self.n, "method": method, "params": params}))
-        while True:
-            message = json.loads(self.socket.recv(timeout=60))
-            if message.get("method") in ("Runtime.exceptionThrown", "Log.entryAdded"):
-                self.logged.append(message["params"])
-            if message.get("id") == self.n:
-                if "error" in message:
-                    raise RuntimeError(f"{method}: {message['error']}")
-                return message["result"]
-
-    def js(self, expression):
-        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in result:
-            raise RuntimeError(json.dumps(result["exceptionDetails"]))
-        return result["result"].get("value")
-
-    def until(self, expression, seconds=60):
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self.js(expression):
-                return True
-            time.sleep(0.03)
-        return False
-
-    def open(self, url):
-        self.call("Page.navigate", url=url)
-        self.until("document.readyState === 'complete' && !!document.getElementById('message')")
-
-    def size(self, width, height, phone, dark):
-        self.call(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=2 if phone else 1,
-            mobile=phone,
-        )
-        self.call(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
-
-    def key(self, name, modifiers=0):
-        code = {"Enter": 13, "Escape": 27}[name]
-        text = {"text": "\r"} if name == "Enter" else {}
-        for kind in ["keyDown", "keyUp"]:
-            self.call(
-                "Input.dispatchKeyEvent",
-                type=kind,
-                key=name,
-                code=name,
-                windowsVirtualKeyCode=code,
-                modifiers=modifiers,
-                **(text if kind == "keyDown" else {}),
-            )
+    def new(self):
+        self.js("document.getElementById('new').click()")
 
     def type(self, text):
         self.js("document.getElementById('message').focus()")
-        self.call("Input.insertText", text=text)
+        self.insert(text)
 
     def say(self, text):
         self.type(text)
         self.key("Enter")
 
     def finished(self):
-        return self.until("document.getElementById('log').getAttribute('aria-busy') === 'false'")
+        return self.until("document.getElementById('log').ariaBusy === 'false'", 120)
 
-    def shot(self, path):
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+    def ask(self, text):
+        """In a chat of its own."""
+        self.new()
+        self.say(text)
+        return self.finished()
 
-    def close(self):
-        self.connection.__exit__(None, None, None)
-        self.process.terminate()
-        self.process.wait()
+    def press(self, text, within=LAST):
+        """The last button of that name."""
+        name = quoted(text)
+        return self.js(
+            f"(button => (button?.click(), !!button))([...{within}.querySelectorAll('button')].findLast(one => one.textContent === {name} || one.ariaLabel === {name}))"
+        )
+
+    def text(self, selector):
+        return self.js(f"document.querySelector({quoted(selector)})?.innerText ?? ''")
+
+    def said(self):
+        return self.js(f"{LAST}.querySelector('.shown').innerText")
+
+    def shows(self, name):
+        # Fonts and scrolling settle.
+        self.js("new Promise(done => setTimeout(done, 250))")
+        self.shot(self.screenshots / f"{name}.png")
+        if not self.axe:
+            return
+        if not self.js("!!window.axe"):
+            self.call("Runtime.evaluate", expression=self.axe)
+        # The levels of headings in an answer are the model's.
+        found = json.loads(
+            self.js(
+                "axe.run(document, {resultTypes: ['violations'], rules: {'heading-order': {enabled: false}}}).then(({violations, passes}) => JSON.stringify({n: passes.length, wrong: violations.map(({id, nodes}) => [id, nodes.slice(0, 3).map(({html}) => html)])}))"
+            )
+        )
+        self.check(f"axe finds nothing wrong: {name}", not found["wrong"] and found["n"] > 10)
+        for wrong in found["wrong"]:
+            print(f"        {json.dumps(wrong)[:600]}")
 
 
-LAST = "document.querySelector('#log article:last-child')"
-SHOWN = "document.getElementById('send').offsetParent !== null"
+# ---- what is tried ----
+
+
+def first_answer(page):
+    page.size(1280, 800)
+    page.goes(page.url)
+    page.has("the models are listed", "document.getElementById('model').value === 'gpt-oss-20b'")
+    page.shows("empty")
+    page.type("hello")
+    page.key("Enter", SHIFT)
+    page.check(
+        "Shift+Enter begins a line and sends nothing",
+        page.js("document.getElementById('message').value === 'hello\\n' && !document.querySelector('article')"),
+    )
+    page.js("document.getElementById('message').value = ''")
+    # How often a screen reader would speak during an answer.
+    page.js(
+        "window.spoken = []; new MutationObserver(() => window.spoken.push(document.getElementById('said').textContent)).observe(document.getElementById('said'), {childList: true, characterData: true, subtree: true})"
+    )
+    page.say("Compare sorting algorithms")
+    page.has("Enter sends", "document.querySelectorAll('article').length === 2")
+    page.check("the answer ends", page.finished() and not page.js(f"!{LAST}.querySelector('.failed').hidden"))
+    page.check(
+        "reasoning is folded, with its seconds",
+        page.js(
+            f"/^Thought for (under 0.1|[0-9.]+) s$/.test({LAST}.querySelector('summary').innerText) && !{LAST}.querySelector('details').open && {LAST}.querySelector('details div').textContent === 'They want a comparison. A table suits it, and one short program.'"
+        ),
+    )
+    told = page.js(f"{LAST}.querySelector('.under').innerText")
+    page.check(
+        "tokens, first token and context are told",
+        page.js(
+            f"/^\\d+ tokens · (.* tok\\/s · )?first token \\d+\\.\\d\\d s · context \\d+ of 131,072 \\(under 1 %\\)/.test({quoted(told)})"
+        ),
+    )
+    page.check(
+        "a screen reader is told twice and not per token",
+        page.js(
+            "window.spoken.length === 2 && window.spoken[1].startsWith('Answer: ') && window.spoken[1].includes('Here is') && document.getElementById('log').ariaLive === 'off'"
+        ),
+    )
+    page.check(
+        "the title is the question's",
+        page.js("document.title === 'Compare sorting algorithms - gptoss-jit'")
+        and page.text("#list .current .open") == "Compare sorting algorithms",
+    )
+
+
+def markdown(page):
+    text = f"{LAST}.querySelector('.shown')"
+    page.check(
+        "a table is a table, with its sides",
+        page.js(
+            f"{text}.querySelectorAll('table tbody tr').length === 3 && {text}.querySelector('tbody tr:nth-child(2) td:nth-child(3)').textContent === 'n²' && getComputedStyle({text}.querySelector('tbody td:nth-child(2)')).textAlign === 'right'"
+        ),
+    )
+    page.check(
+        "headings, lists in lists, quotes",
+        page.js(
+            f"{text}.querySelector('h5').textContent === 'What to take' && {text}.querySelectorAll('ol > li > ul > li').length === 2 && {text}.querySelector('blockquote').innerText === 'Measure before you choose.'"
+        ),
+    )
+    page.check(
+        "links open elsewhere and tell nothing",
+        page.js(
+            f"(link => link.href === 'https://docs.python.org/3/howto/sorting.html' && link.rel === 'noopener noreferrer' && link.target === '_blank')({text}.querySelector('a'))"
+        ),
+    )
+    page.check(
+        "code has its colours and its language",
+        page.js(
+            f"{text}.querySelector('.code .bar span').textContent === 'python' && {text}.querySelector('pre .keyword').textContent === 'def' && {text}.querySelectorAll('pre .comment').length === 1"
+        ),
+    )
+    page.call("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    page.js(f"{text}.querySelector('.code .copy').click()")
+    page.has("the button says that code was copied", f"{text}.querySelector('.code .copy').textContent === 'Copied'")
+    copied = page.js("navigator.clipboard.readText()")
+    page.check(
+        "the clipboard has the code as it was written",
+        copied.startswith("def merge_sort(items):\n    ") and copied.endswith("    return merged + left + right"),
+    )
+    page.press("Copy this answer")
+    page.until("[...document.querySelectorAll('.under button')].some(one => one.textContent === 'Copied')")
+    page.check(
+        "the clipboard has the answer as Markdown", "| quicksort | n log n |" in page.js("navigator.clipboard.readText()")
+    )
+    page.js("document.getElementById('scroll').scrollTop = 0")
+    page.shows("answer")
+    page.size(1280, 800, dark=True)
+    page.shows("answer-dark")
+    page.size(390, 844, phone=True)
+    page.shows("answer-phone")
+    page.check(
+        "a telephone is not scrolled sideways",
+        page.js(
+            "document.documentElement.scrollWidth <= 390 && document.getElementById('scroll').scrollWidth <= document.getElementById('scroll').clientWidth"
+        ),
+    )
+    page.js("document.getElementById('menu').click()")
+    page.shows("list-phone")
+    page.check(
+        "on a telephone the list lies above and the rest waits",
+        page.js(
+            "document.getElementById('column').inert && document.getElementById('side').getBoundingClientRect().left === 0 && document.activeElement.id === 'new'"
+        ),
+    )
+    page.key("Escape")
+    page.check(
+        "Escape closes it",
+        page.js("!document.getElementById('column').inert && document.activeElement.id === 'menu'"),
+    )
+    page.size(1280, 800)
+    page.check("markup is asked for", page.ask("Try to break out"))
+    page.check(
+        "markup in an answer is text, and no picture is fetched",
+        page.js(
+            f"!{LAST}.querySelector('img, script, iframe') && {LAST}.textContent.includes('<img src=x onerror') && document.title === 'Try to break out - gptoss-jit'"
+        )
+        and not any("example" in url for url in page.asked),
+    )
+    page.check(
+        "links that would run something are text",
+        page.js(
+            f"[...{LAST}.querySelectorAll('a')].map(link => link.href).join(' ') === 'https://pictures.example/x.png https://good.example/?a=1&b=2' && {LAST}.textContent.includes('[a trap](javascript:')"
+        ),
+    )
+
+
+def editing(page):
+    page.ask("begin with ünïcödé")
+    page.check("characters of several bytes are whole", page.said() == "Hello! ünïcödé 🙂")
+    page.say("and again")
+    page.finished()
+    roles = [message["role"] for message in page.posted[-1]["messages"]]
+    page.check("the conversation is sent along", roles == ["user", "assistant", "user"])
+    page.check(
+        "with the answer as it was", page.posted[-1]["messages"][1] == {"role": "assistant", "content": "Hello! ünïcödé 🙂"}
+    )
+    page.press("Edit", "document.querySelector('article.user')")
+    page.check(
+        "a message is edited in its place",
+        page.js("document.activeElement.matches('.edit textarea') && document.activeElement.value === 'begin with ünïcödé'"),
+    )
+    page.key("Escape")
+    page.check("Escape leaves it as it was", page.js("!document.querySelector('.edit')"))
+    page.press("Edit", "document.querySelector('article.user')")
+    page.fill(".edit textarea", "another question")
+    page.key("Enter")
+    page.finished()
+    page.check(
+        "what follows an edited message is replaced",
+        page.js("document.querySelectorAll('article').length === 2")
+        and page.posted[-1]["messages"] == [{"role": "user", "content": "another question"}],
+    )
+    page.press("Undo", "document")
+    page.has("and comes back with Undo", "document.querySelectorAll('article').length === 4")
+    n = len(page.posted)
+    page.press("Try again: replace this answer and what follows")
+    page.finished()
+    page.js("1")
+    page.check(
+        "an answer is made again, from the same messages",
+        len(page.posted) == n + 1 and [m["content"] for m in page.posted[-1]["messages"]][-1] == "and again",
+    )
+
+
+def metric(page, name):
+    with urllib.request.urlopen(page.url + "metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name) and not line.startswith("#"))
+
+
+def stopping(page):
+    for how in ["the button", "Escape"]:
+        before = metric(page, "gptoss_cancelled_total")
+        page.new()
+        page.say("For ever")
+        page.until(f"{LAST}.innerText.includes('word5')")
+        page.check(
+            f"an answer is shown while it comes ({how})", page.js("document.getElementById('log').ariaBusy === 'true'")
+        )
+        page.js("document.getElementById('stop').click()") if how == "the button" else page.key("Escape")
+        page.check(
+            f"{how} stops an answer",
+            page.finished() and page.js(f"{LAST}.innerText.includes('Stopped.') && !{LAST}.innerText.includes('word399')"),
+        )
+        end = time.monotonic() + 20
+        while metric(page, "gptoss_cancelled_total") <= before and time.monotonic() < end:
+            time.sleep(0.1)
+        page.check(f"the server sees it ({how})", metric(page, "gptoss_cancelled_total") == before + 1)
+    shown = page.said()
+    page.press("Continue this answer")
+    page.until(f"{LAST}.querySelector('.shown').innerText.length > {len(shown) + 8}")
+    page.key("Escape")
+    page.finished()
+    body = page.posted[-1]
+    page.check(
+        "a stopped answer is continued where it ended",
+        body.get("continue_final_message") is True
+        and body["messages"][-1]["content"] == shown
+        and page.said().startswith(shown)
+        and page.js("document.querySelectorAll('article').length === 2"),
+    )
+    # Another conversation meanwhile: the answer goes on.
+    page.new()
+    page.say("Think for long")
+    page.has("thinking is told while it lasts", f"/^Thinking for/.test({LAST}.querySelector('summary')?.innerText ?? '')")
+    page.ask("hello")
+    page.check(
+        "other conversations are answered meanwhile",
+        page.said() == "Hello! What can I do?" and page.js("!!document.querySelector('#list li.running')"),
+    )
+    page.js("document.querySelector('#list li.running .open').click()")
+    page.has("an answer goes on while it is not looked at", f"{LAST}.querySelector('details div').textContent.includes('thought30')")
+    page.key("Escape")
+    page.finished()
+
+
+def reloading(page):
+    page.new()
+    page.say("For ever")
+    page.until(f"{LAST}.innerText.includes('word20 ')")
+    shown = page.said()
+    page.reload()
+    page.has("after a reload the same conversation is there", f"{LAST}?.innerText.includes('word20 ')")
+    page.check(
+        "nothing that was shown is lost, and it says so",
+        page.said().startswith(shown) and page.js(f"{LAST}.innerText.includes('The page was left while this was written.')"),
+    )
+    page.press("Continue this answer")
+    page.until(f"{LAST}.querySelector('.shown').innerText.length > {len(shown) + 8}")
+    page.key("Escape")
+    page.check("it can be continued", page.finished() and page.posted[-1]["continue_final_message"] is True)
+    page.type("not sent yet")
+    page.reload()
+    page.has("a message that was not sent is there, too", "document.getElementById('message').value === 'not sent yet'")
+    page.fill("#message", "")
+
+
+def listing(page):
+    n = page.js("document.querySelectorAll('#list li').length")
+    page.ask("hello")
+    page.check("a conversation is listed first", page.text("#list li:first-child .open") == "hello")
+    page.js("document.querySelector('#list li:first-child .icon').click()")
+    page.fill("#list input", "A title of mine")
+    page.key("Enter")
+    page.check(
+        "it is renamed", page.text("#list li:first-child .open") == "A title of mine" and page.text("#title") == "A title of mine"
+    )
+    page.fill("#search", "title MINE")
+    page.check(
+        "search finds titles", page.js("document.querySelectorAll('#list li').length === 1") and page.text("#list") != ""
+    )
+    page.fill("#search", "quicksort stable")
+    page.check("search finds words of answers", page.text("#list .open") == "Compare sorting algorithms")
+    page.fill("#search", "nobody said this")
+    page.check("search says when it finds nothing", page.text("#none") == "No conversation has these words.")
+    page.fill("#search", "")
+    page.js("document.querySelector('#list li:first-child [aria-label^=Export]').click()")
+    one = downloaded(page)
+    page.check(
+        "one conversation is exported",
+        one["version"] == 1 and [c["title"] for c in one["conversations"]] == ["A title of mine"],
+    )
+    page.js("document.querySelector('#list li:first-child [aria-label^=Delete]').click()")
+    page.check(
+        "it is deleted, and the next is in focus",
+        page.js(f"document.querySelectorAll('#list li').length === {n} && document.activeElement.matches('#list li:first-child .open')"),
+    )
+    page.press("Undo", "document")
+    page.has("and comes back with Undo", f"document.querySelectorAll('#list li').length === {n + 1}")
+    page.js("document.querySelector('#export').click()")
+    everything = downloaded(page)
+    page.check("all are exported", len(everything["conversations"]) == n + 1)
+    page.js("[...document.querySelectorAll('#list li')].forEach(() => document.querySelector('#list [aria-label^=Delete]').click())")
+    page.check("all are gone", page.text("#none") == "Conversations will be listed here.")
+    page.reload()
+    page.has("also after a reload", "!document.querySelector('#list li')")
+    path = page.scratch / "all.json"
+    path.write_text(json.dumps(everything))
+    page.choose("#imported", path)
+    page.has("a file brings them back", f"document.querySelectorAll('#list li').length === {n + 1}")
+    page.choose("#imported", path)
+    page.has("those that are here are not doubled", f"document.querySelector('#toast span').innerText === '0 conversations imported. {n + 1} were here already.'")
+    page.fill("#search", "quicksort stable")
+    page.js("document.querySelector('#list .open').click()")
+    page.check("with all that was in them", page.js(f"!!{LAST}.querySelector('table')"))
+    page.fill("#search", "")
+    everything["conversations"][1]["turns"][0]["role"] = "robot"
+    for text, told in [
+        ("{", "It is not JSON"),
+        ("[]", "It was not exported from this page."),
+        (json.dumps({**everything, "version": 2}), "Its version is 2; this page reads version 1."),
+        (json.dumps(everything), '`role` of turn 1 of conversation 2 is "robot"'),
+        (json.dumps({**everything, "conversations": [{"title": "x", "turns": [{"role": "user"}]}]}), "`content` of turn 1 of conversation 1 is missing"),
+    ]:
+        path.write_text(text)
+        page.choose("#imported", path)
+        page.has(f"a wrong file is told: {told[:40]}", f"document.querySelector('#toast span').innerText.includes({quoted(told)})", 20)
+
+
+def downloaded(page):
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        done = [path for path in page.downloads.iterdir() if path.suffix == ".json"]
+        if done:
+            value = json.loads(done[0].read_text())
+            done[0].unlink()
+            return value
+        page.js("1")
+        time.sleep(0.05)
+    raise RuntimeError("nothing was downloaded")
+
+
+def settings(page):
+    page.js("document.getElementById('options').click()")
+    values = {"system": "Be brief.", "temperature": "0,5", "top_p": "0.9", "max_tokens": "300", "schema": SCHEMA}
+    for name, value in values.items():
+        page.fill(f"#{name}", value)
+    page.js("document.getElementById('effort').value = 'high'; document.getElementById('effort').dispatchEvent(new Event('input'))")
+    page.shows("settings")
+    for name, value, told in [
+        ("temperature", "3", "A number from 0 to 2 is expected. The last right value is used."),
+        ("max_tokens", "1.5", "A whole number 1 or more is expected. The last right value is used."),
+        ("schema", "{", "This is not JSON"),
+        ("tools", "{}", "A list of functions is expected, each with a `name`. It is not used."),
+    ]:
+        page.fill(f"#{name}", value)
+        page.check(
+            f"a wrong value is told: {name}",
+            page.text(f"#{name}-wrong").startswith(told) and page.js(f"document.getElementById('{name}').ariaInvalid === 'true'"),
+        )
+    page.shows("settings-wrong")
+    page.key("Escape")
+    page.check("Escape closes the settings", page.js("!document.getElementById('settings').open"))
+    page.ask("As JSON")
+    body = page.posted[-1]
+    page.check(
+        "settings are sent",
+        body["messages"][0] == {"role": "system", "content": "Be brief."}
+        and [body.get(name) for name in ["temperature", "top_p", "max_tokens", "reasoning_effort"]] == [0.5, 0.9, 300, "high"]
+        and body["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA)
+        and "tools" not in body,
+    )
+    page.check(
+        "an answer that fits a schema is shown as JSON",
+        page.js(f"{LAST}.querySelector('.code .bar span').textContent === 'json' && {LAST}.querySelector('pre').textContent === '{{\"name\": \"Ada\", \"age\": 36}}'"),
+    )
+    page.reload()
+    page.check(
+        "settings are kept",
+        page.js("document.getElementById('temperature').value === '0,5' && document.getElementById('effort').value === 'high'"),
+    )
+    page.js("localStorage.setItem('gptoss-jit.settings', '{\"temperature\": \"9\", \"top_p\": \"0.8\", \"other\": \"1\", \"system\": 5}')")
+    page.reload()
+    page.check(
+        "what is kept and not right is left out",
+        page.js("document.getElementById('temperature').value === '' && document.getElementById('top_p').value === '0.8'"),
+    )
+    page.js("document.getElementById('defaults').click()")
+    page.ask("hello")
+    page.check(
+        "empty settings ask for nothing",
+        set(page.posted[-1]) == {"messages", "stream", "stream_options", "model"} and len(page.posted[-1]["messages"]) == 1,
+    )
+
+
+def files(page):
+    page.new()
+    text, binary = page.scratch / "notes.md", page.scratch / "picture.png"
+    text.write_text("a list:\n```\ncode\n```\n")
+    binary.write_bytes(b"\x89PNG\0\0\xff")
+    page.choose("#chosen", text, binary)
+    page.has("a text file is added", "document.querySelectorAll('#attached li').length === 1")
+    page.has("what is no text is refused by its name", "document.querySelector('#toast span').innerText === 'picture.png was not added: it is not text in UTF-8.'")
+    page.js(
+        "(data => { data.items.add(new File(['dropped text'], 'dropped.txt')); for (const name of ['dragover', 'drop']) document.dispatchEvent(new DragEvent(name, {dataTransfer: data, bubbles: true, cancelable: true})); })(new DataTransfer())"
+    )
+    page.has("a file is dropped in", "document.querySelectorAll('#attached li').length === 2")
+    page.say("What is in these files?")
+    page.finished()
+    page.check(
+        "files are sent as text, between fences longer than theirs",
+        page.posted[-1]["messages"][-1]["content"]
+        == "File notes.md:\n````\na list:\n```\ncode\n```\n````\n\nFile dropped.txt:\n```\ndropped text\n```\n\nWhat is in these files?",
+    )
+    page.check("and are shown by their names", page.text(".named").split("\n")[::2] == ["notes.md", "dropped.txt"])
+    page.shows("files")
+
+
+def tools(page):
+    page.js("document.getElementById('options').click()")
+    page.fill("#tools", WEATHER)
+    page.key("Escape")
+    page.ask("weather in Oslo")
+    page.check(
+        "a call is shown with its name and arguments",
+        page.text(".call h3") == "get_weather" and '"location": "Oslo"' in page.text(".call pre"),
+    )
+    page.shows("call")
+    page.fill(".call textarea", '{"sky": "clear"}')
+    page.press("Send results to the model")
+    page.has("with its result the model goes on", f"{LAST}.innerText.includes('It is sunny in Oslo')")
+    page.finished()
+    sent = page.posted[-1]["messages"]
+    page.check(
+        "call and result are sent",
+        [m["role"] for m in sent] == ["user", "assistant", "tool"]
+        and sent[1]["tool_calls"][0]["function"] == {"name": "get_weather", "arguments": '{"location": "Oslo", "days": 2}'}
+        and sent[2] == {"role": "tool", "tool_call_id": sent[1]["tool_calls"][0]["id"], "content": '{"sky": "clear"}'},
+    )
+    page.check("the result is shown beside the call", '"sky": "clear"' in page.text(".call") and page.js("!document.querySelector('.call textarea')"))
+    page.reload()
+    page.has("also after a reload", "document.querySelector('.call')?.innerText.includes('clear')")
+    page.shows("call-answered")
+    page.js("document.getElementById('defaults').click()")
+
+
+def keyboard(page):
+    page.ask("hello")
+    page.key("o", CONTROL | SHIFT)
+    page.has("Ctrl+Shift+O begins a new chat", "!document.querySelector('article') && document.activeElement.id === 'message'")
+    page.key("k", CONTROL)
+    page.has("Ctrl+K searches", "document.activeElement.id === 'search'")
+    page.key("ArrowDown")
+    page.check("arrow keys walk the list", page.js("document.activeElement === document.querySelector('#list .open')"))
+    page.key("F2")
+    page.check("F2 renames", page.js("document.activeElement.matches('#list input')"))
+    page.key("Escape")
+    page.js("document.getElementById('message').focus()")
+    order = []
+    page.js("document.body.tabIndex = -1; document.body.focus()")
+    for _ in range(40):
+        page.key("Tab")
+        name = page.js("document.activeElement.id || document.activeElement.className")
+        order.append(name)
+        if name == "send":
+            break
+    wanted = ["skip", "new", "search", "open", "menu", "model", "theme", "options", "scroll", "attach", "message", "send"]
+    print(f"        {' '.join(order)}")
+    places = [order.index(name) if name in order else -1 for name in wanted]
+    page.check("Tab goes from the list to the message", places == sorted(places) and places[0] == 0)
+    for name in ["light", "dark"]:
+        page.js("document.getElementById('theme').click()")
+        colour = page.js("getComputedStyle(document.body).backgroundColor")
+        page.check(
+            f"the theme is {name}, whatever the system's",
+            page.js(f"document.documentElement.dataset.theme === '{name}'") and (colour == "rgb(255, 255, 255)") == (name == "light"),
+        )
+    page.reload()
+    page.check("the theme is kept", page.js("getComputedStyle(document.body).backgroundColor !== 'rgb(255, 255, 255)'"))
+    page.shows("empty-dark")
+    page.js("document.getElementById('theme').click()")
+
+
+# A text that grows; each update is followed by the layout that a frame would need. The nodes that were made
+# are counted: an answer that is drawn anew would make hundreds for each token.
+GROWING = """(async () => {
+  const { Shown } = await import("/page/markdown.mjs");
+  const text = TEXT, n = COUNT, step = text.length / n, node = document.createElement("div");
+  node.className = "shown";
+  document.getElementById("log").append(node);
+  const view = new Shown(node), times = [], scroll = document.getElementById("scroll");
+  let made = 0;
+  const observer = new MutationObserver(list => list.forEach(({ addedNodes }) => made += addedNodes.length));
+  observer.observe(node, { childList: true, subtree: true });
+  for (let i = 1; i <= n; i++) {
+    const from = performance.now();
+    view.update(text.slice(0, Math.round(i * step)));
+    scroll.scrollTop = scroll.scrollHeight;
+    times.push(performance.now() - from);
+    if (i % 500 === 0) await new Promise(done => setTimeout(done));
+  }
+  await new Promise(done => setTimeout(done));
+  const nodes = document.createTreeWalker(node);
+  let left = 0;
+  while (nodes.nextNode()) left++;
+  node.remove();
+  times.sort((one, other) => one - other);
+  return { made, left, mean: times.reduce((sum, one) => sum + one) / n, median: times[n / 2], p99: times[n * 0.99], most: times[n - 1] };
+})()"""
+
+
+def speed(page):
+    page.ask("Four thousand")
+    answer = page.js("document.querySelector('#log article:last-child .under').innerText")
+    page.check("a long answer is whole", page.js(f"{LAST}.querySelectorAll('table').length === 33 && {LAST}.innerText.includes('The end.')"))
+    print(f"        {answer.splitlines()[0]}")
+    script = [json.loads(line) for line in SCRIPT.read_text().splitlines()]
+    text = next(line["text"] for line in script if line.get("prompt") == "Four thousand")
+    text = text.removeprefix("<|channel|>final<|message|>").removesuffix("<|return|>")
+    # The other is the worst: all of it is one block, which is read again with every token.
+    block = "```python\n" + "".join(f"value_{n} = part({n}, 'text')  # a comment\n" for n in range(400))
+    page.call("Performance.enable", timeDomain="threadTicks")
+    for name, one, n in [("an answer of all kinds of blocks", text, 4000), ("one block of code", block, 1000)]:
+        page.new()
+        before = processor_time(page)
+        told = page.js(GROWING.replace("TEXT", quoted(one)).replace("COUNT", str(n)))
+        each = 1000 * (processor_time(page) - before) / n
+        print(
+            f"        {name}, {len(one)} characters in {n} updates, with layout: {each:.2f} ms of processor time each, by the clock {told['median']:.2f} ms in the middle, p99 {told['p99']:.1f} ms; {told['made']} nodes were made, {told['left']} are left"
+        )
+        page.check(f"an update touches what grew and no more: {name}", told["made"] < 2 * told["left"])
+
+
+def processor_time(page):
+    """Seconds of the page's own thread."""
+    metrics = page.call("Performance.getMetrics")["metrics"]
+    return next(metric["value"] for metric in metrics if metric["name"] == "TaskDuration")
+
+
+def errors(page):
+    page.ask("Fail, please")
+    page.check(
+        "an error is a sentence, with what to do",
+        page.text(".failed").split()
+        == "The engine failed: the device was lost. The server's log says why. Try again; if it happens again, restart the server.".split(),
+    )
+    page.check("and is an alert", page.js("document.querySelector('.failed').role === 'alert'"))
+    page.shows("error")
+    page.size(390, 844, phone=True, dark=True)
+    page.shows("error-phone-dark")
+    page.size(1280, 800)
+    page.ask("Cut, please")
+    page.check("a cut answer says so, and can be continued", page.js(f"{LAST}.innerText.includes('Cut: the limit of tokens was reached.') && [...{LAST}.querySelectorAll('button')].some(one => one.textContent === 'Continue')"))
+    page.js("document.getElementById('options').click()")
+    page.fill("#schema", '{"type": "nothing"}')
+    page.key("Escape")
+    page.ask("hello")
+    page.check("a schema that the server refuses is told, with where to change it", page.text(".failed").endswith("Change the JSON schema in the settings."))
+    page.js("document.getElementById('defaults').click()")
+    page.ask("x " * 200_000)
+    page.check("a text beyond the context is told, with what to do", "tokens" in page.text(".failed") and "Begin a new chat" in page.text(".failed"))
+
+
+def killed(page, server):
+    """The server dies within an answer, and there is none after it."""
+    page.goes(server.url + "/")
+    page.new()
+    page.say("For ever")
+    page.until(f"{LAST}.innerText.includes('word5')")
+    server.process.kill()
+    page.finished()
+    page.check("a connection that breaks is told", page.text(".failed").startswith("The connection ended before the answer did."))
+    page.check("what came before it stays", "word5" in page.said())
+    page.press("Try again: replace this answer and what follows")
+    page.finished()
+    page.check("a server that is gone is told", page.text(".failed").startswith("The server cannot be reached."))
+
+
+def keys(page):
+    page.size(390, 844, phone=True)
+    page.goes(page.url)
+    page.check("no key is asked for before one is needed", page.js("!document.getElementById('unlock').open"))
+    page.say("hello")
+    page.has("a key is asked for when one is needed", "document.getElementById('unlock').open")
+    page.shows("key-phone")
+    page.fill("#key", "sk-wrong")
+    page.key("Enter")
+    page.has("a wrong key is told", "document.getElementById('refused').innerText === 'The server does not take this key.'")
+    page.fill("#key", KEY)
+    page.key("Enter")
+    page.has("with the key the question is answered", "document.querySelectorAll('article').length === 2 && !document.getElementById('unlock').open")
+    page.check("once", page.finished() and page.said() == "Hello! What can I do?")
+    page.reload()
+    page.say("again")
+    page.finished()
+    page.check("the key is kept for the tab", page.js("document.querySelectorAll('article').length === 4 && !document.getElementById('unlock').open"))
+    page.check("and not beyond it", page.js(f"!JSON.stringify(localStorage).includes('{KEY}')"))
+    page.size(1280, 800)
+
+
+def tiny(page):
+    """The built-in model itself."""
+    page.goes(page.url)
+    page.ask("Once upon a time")
+    page.check("the tiny model answers", len(page.said()) > 0 and page.js(f"{LAST}.querySelector('.failed').hidden"))
+    page.check("its context is told", "of 1,024" in page.js(f"{LAST}.querySelector('.under').innerText"))
+    page.say("Once upon a time there was a very long story")
+    page.until(f"{LAST}.querySelector('.shown').innerText.length > 5 || document.getElementById('log').ariaBusy === 'false'")
+    page.key("Escape")
+    page.check("and is stopped", page.finished() and page.js(f"{LAST}.querySelector('.failed').hidden"))
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--url")
+    parser.add_argument("--axe")
     parser.add_argument("--screenshots", type=pathlib.Path, default=pathlib.Path(tempfile.mkdtemp()))
     args = parser.parse_args()
+    if not browser.program():
+        print("skipped: there is no chromium here")
+        return 0
     args.screenshots.mkdir(parents=True, exist_ok=True)
-    counts = [0, 0]
-
-    def check(what, true):
-        counts[not true] += 1
-        print(("ok      " if true else "FAILED  ") + what)
-
-    server = None
-    url = args.url
-    if not url:
-        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Scripted)
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/"
     scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
-    browser = Browser(scratch.name)
+    page = Page(scratch.name, args.screenshots, args.axe)
+    replay = ["--replay", str(SCRIPT), "--model-name", "gpt-oss-20b"]
+    scripted = [first_answer, markdown, editing, stopping, reloading, listing, settings, files, tools, keyboard, speed, errors]
     try:
-        browser.size(1280, 800, False, False)
-        browser.open(url)
-        check("the models are listed", browser.until("document.getElementById('model').value !== ''"))
-        browser.shot(args.screenshots / "empty-wide.png")
-
-        browser.type("hello")
-        browser.key("Enter", modifiers=8)
-        check(
-            "Shift+Enter begins a line and sends nothing",
-            browser.js("document.getElementById('message').value === 'hello\\n' && !document.querySelector('article')"),
+        if args.url:
+            page.url = args.url
+            for part in scripted:
+                part(page)
+        else:
+            with Server(*replay) as server:
+                page.url = server.url + "/"
+                for part in scripted:
+                    part(page)
+            with Server(*replay) as server:
+                killed(page, server)
+            with Server(*replay, "--api-key", KEY) as server:
+                page.url = server.url + "/"
+                keys(page)
+            with Server() as server:
+                page.url = server.url + "/"
+                tiny(page)
+        hosts = {url.split("/")[2] for url in page.asked if url.startswith("http")}
+        page.check("nothing was asked of anybody else", all(host.startswith("127.0.0.1:") for host in hosts))
+        page.check(
+            "no text was ever taken for HTML or a script: nothing was thrown, nothing violated the policy",
+            not [e for e in page.logged if "exceptionDetails" in e or "Security" in json.dumps(e) or "Policy" in json.dumps(e)],
         )
-        browser.js("document.getElementById('message').value = ''")
-        browser.say("hello")
-        check("Enter sends", browser.until("document.querySelectorAll('article').length === 2"))
-        if server:
-            check(
-                "reasoning comes before the answer, folded",
-                browser.until(
-                    f"{LAST}.querySelector('details p').textContent.includes('person') && !{LAST}.querySelector('details').open"
-                ),
-            )
-        check(
-            "an answer is streamed: some of it is there before its end",
-            browser.until(f"{LAST}.innerText.trim().length > 0 && !({SHOWN})"),
-        )
-        check("the answer ends", browser.finished() and browser.js(f"!{LAST}.querySelector('.bad')"))
-        check("its tokens are told", browser.js(f"/\\d+ tokens/.test({LAST}.querySelector('.note').textContent)"))
-        browser.shot(args.screenshots / "answer-wide.png")
-        if server:
-            check(
-                "markup in an answer is text",
-                browser.js(
-                    f"!{LAST}.querySelector('img') && {LAST}.textContent.includes('<img src=x') && document.title === 'gptoss-jit'"
-                ),
-            )
-            check(
-                "code is in a block of its own",
-                browser.js(f"{LAST}.querySelector('pre').textContent.startsWith('for i in range(3):\\n    print(i)')"),
-            )
-            check("characters of several bytes are whole", browser.js(f"{LAST}.textContent.includes('ünïcödé 🙂.')"))
-            browser.js(f"{LAST}.querySelector('details').open = true")
-        browser.say("again")
-        check(
-            "a second turn", browser.until("document.querySelectorAll('article').length === 4") and browser.finished()
-        )
-        if server:
-            roles = [m["role"] for m in Scripted.seen[-1]["messages"]]
-            check("the conversation is sent along", roles == ["user", "assistant", "user"])
-            check(
-                "with the answer as it was shown", Scripted.seen[-1]["messages"][1]["content"].startswith("Hello! <img")
-            )
-        browser.size(390, 844, True, True)
-        browser.shot(args.screenshots / "answer-narrow-dark.png")
-        check(
-            "a narrow window is not scrolled sideways",
-            browser.js("document.documentElement.scrollWidth <= window.innerWidth"),
-        )
-        browser.open(url)
-        check(
-            "the conversation is there after a reload",
-            browser.until("document.querySelectorAll('article').length === 4"),
-        )
-        browser.size(1280, 800, False, True)
-        browser.shot(args.screenshots / "answer-wide-dark.png")
-
-        for how in ["the button", "Escape"]:
-            browser.say("for ever" if server else "Once upon a time there was a very long story, tell all of it")
-            browser.until(f"{LAST}.innerText.trim().length > 12")
-            browser.js("document.getElementById('stop').click()") if how == "the button" else browser.key("Escape")
-            check(
-                f"{how} stops an answer",
-                browser.finished()
-                and (
-                    not server
-                    or browser.js(
-                        f"{LAST}.querySelector('.note').textContent === 'stopped' && !{LAST}.textContent.includes('word1999')"
-                    )
-                ),
-            )
-        if server:
-            end = time.monotonic() + 10
-            while Scripted.left < 2 and time.monotonic() < end:
-                time.sleep(0.05)
-            check("the server sees that it was left", Scripted.left == 2)
-            for text, said in [
-                ("break", "The connection ended before the answer did."),
-                ("fail", "The engine failed"),
-                ("busy", "The queue is full (503)"),
-            ]:
-                browser.say(text)
-                browser.finished()
-                check(f"{text!r}: the error is shown", browser.js(f"{LAST}.querySelector('.bad')?.textContent") == said)
-            browser.shot(args.screenshots / "error-wide-dark.png")
-            n = len(Scripted.seen)
-            browser.js(f"{LAST}.querySelector('button').click()")
-            browser.finished()
-            check(
-                "`Try again` asks the same again",
-                len(Scripted.seen) == n + 1 and Scripted.seen[-1] == Scripted.seen[-2],
-            )
-            browser.say("long")
-            browser.finished()
-            check(
-                "a cut answer says so",
-                browser.js(f"{LAST}.querySelector('.note').textContent.includes('limit of tokens')"),
-            )
-            browser.js("document.getElementById('instructions').value = 'Be brief.'")
-            browser.say("hello")
-            browser.finished()
-            check(
-                "instructions are sent first",
-                Scripted.seen[-1]["messages"][0] == {"role": "system", "content": "Be brief."},
-            )
-        browser.js("document.getElementById('new').click()")
-        check(
-            "a new chat is empty",
-            browser.js("!document.querySelector('article') && document.getElementById('hello').offsetParent !== null"),
-        )
-        if server:
-            Scripted.locked = True
-            check(
-                "no key is asked for before one is needed",
-                browser.js("document.getElementById('unlock').offsetParent === null"),
-            )
-            browser.size(390, 844, True, False)
-            browser.say("hello")
-            check(
-                "a refused key is asked for", browser.until("document.getElementById('unlock').offsetParent !== null")
-            )
-            browser.shot(args.screenshots / "key-narrow.png")
-            browser.js(
-                f"document.getElementById('key').value = '{KEY}'; document.getElementById('unlock').requestSubmit()"
-            )
-            check(
-                "then the question is answered",
-                browser.until("document.querySelectorAll('article').length === 2")
-                and browser.finished()
-                and browser.js(f"{LAST}.textContent.includes('Hello!')"),
-            )
-            browser.shot(args.screenshots / "answer-narrow.png")
-            Scripted.locked = False
-        wrong = [e for e in browser.logged if "exceptionDetails" in e or "Security" in json.dumps(e)]
-        check("nothing was thrown and nothing violated the page's policy", not wrong)
-        for entry in wrong:
-            print(json.dumps(entry)[:600])
+        for entry in page.logged:
+            if "exceptionDetails" in entry or "olicy" in json.dumps(entry):
+                print(f"        {json.dumps(entry)[:600]}")
     finally:
-        browser.close()
+        page.close()
         scratch.cleanup()
     print(f"screenshots in {args.screenshots}")
-    print(f"{counts[0]} passed, {counts[1]} failed")
-    return 1 if counts[1] else 0
+    return 1 if page.n_failed else 0
 
 
 if __name__ == "__main__":

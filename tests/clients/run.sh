@@ -98,8 +98,16 @@ opencode() {
 
 page() {
     python_packages page websockets==17.4 || return
-    "$home/page/bin/python" "$here/page.py" --screenshots "$home/screenshots"
-    serve TINY -- sh -c '"$1" "$2" --url "$TINY/" --screenshots "$3"' page "$home/page/bin/python" "$here/page.py" "$home/screenshots-tiny"
+    npm_packages axe axe-core@4.14.1
+    axe="$home/axe/node_modules/axe-core/axe.min.js"
+    [ -f "$axe" ] || axe=
+    "$home/page/bin/python" "$here/page.py" --screenshots "$home/screenshots" ${axe:+--axe "$axe"}
+}
+
+# What the page makes of the Markdown of models, without a browser.
+markdown() {
+    command -v node >/dev/null || { echo "skipped: there is no node"; return; }
+    node "$here/markdown.mjs"
 }
 
 compatibility() {
@@ -196,7 +204,7 @@ chat_templates() {
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates snippets"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode markdown page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates snippets"
 known="$all ai_sdk aider continue_cli guidellm aiperf" # parts of agents
 for name in "$@"; do
     case " $known " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $known" >&2; exit 2 ;; esac

@@ -13,6 +13,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Server;
 use super::error::ApiError;
+use super::page::is_page;
 use super::request_log::Record;
 
 /// The keys that open the server; without one, everybody may ask.
@@ -76,8 +77,8 @@ impl KeyUse {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Caller(pub u64);
 
-/// Paths that need no key.
-const OPEN: [&str; 6] = ["/", "/health", "/v1/health", "/ping", "/v1/ping", "/version"];
+/// Paths that need no key, besides the page.
+const OPEN: [&str; 5] = ["/health", "/v1/health", "/ping", "/v1/ping", "/version"];
 
 /// Paths that need none, and where a wrong one is an error all the same: this is how people try their key.
 const OPEN_WITHOUT_KEY: [&str; 2] = ["/models", "/v1/models"];
@@ -126,7 +127,7 @@ impl Keys {
 
     /// The key that a request brought, none where it needs none.
     fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
-        if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) {
+        if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) || is_page(path) {
             return Ok(None);
         }
         match given(headers) {

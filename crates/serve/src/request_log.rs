@@ -18,6 +18,7 @@ use super::Server;
 use super::error::ApiError;
 use super::keys::Caller;
 use super::mailbox::{Ending, Failed, Times};
+use super::page::is_page;
 use super::watched_body::{Watched, Watcher};
 use engine::scheduler::FinishReason;
 
@@ -157,7 +158,7 @@ impl Drop for OpenRequest {
         let seconds = begin.elapsed().as_secs_f64();
         let (method, path, code) = (shown(method.as_str()), shown(path), known.code);
         if known.n_generations == 0 {
-            match is_looked_at_all_day(&self.record.path) {
+            match is_unlogged(&self.record.path) {
                 true => tracing::debug!(id, method, path, status, code, seconds, "request"),
                 false => tracing::info!(id, method, path, status, code, seconds, "request"),
             }
@@ -198,8 +199,10 @@ fn shown(text: &str) -> String {
 /// What nginx calls a client that closed the connection.
 pub(super) const CLIENT_LEFT: u16 = 499;
 
-fn is_looked_at_all_day(path: &str) -> bool {
-    ["/health", "/v1/health", "/ping", "/metrics", "/v1/metrics"].contains(&path)
+/// Probes come all day, and a page's files with the page.
+fn is_unlogged(path: &str) -> bool {
+    let is_probe = ["/health", "/v1/health", "/ping", "/metrics", "/v1/metrics"].contains(&path);
+    is_probe || (path != "/" && is_page(path))
 }
 
 /// Around every handler.

@@ -49,6 +49,15 @@ fn everybody_may_look_at_health_and_page_and_version() {
     let page = get(server.address, "/");
     assert_eq!(page.status, 200);
     assert!(page.header("content-type").is_some_and(|found| found.starts_with("text/html")));
+    let policy = page.header("content-security-policy").expect("a policy");
+    assert!(policy.starts_with("default-src 'none'; script-src 'self'; style-src 'self';"), "{policy}");
+    let script = get(server.address, "/page/app.mjs");
+    assert!(script.header("content-type").is_some_and(|found| found.starts_with("text/javascript")));
+    assert_eq!(script.status, 200);
+    let tag = script.header("etag").expect("a tag").to_owned();
+    let again = ask(server.address, "GET", "/page/app.mjs", &[("If-None-Match", &tag)], b"");
+    assert_eq!((again.status, again.body.len()), (304, 0));
+    assert_eq!(get(server.address, "/page/none.mjs").fails(404).0, "not_found");
     let metrics = get(server.address, "/metrics");
     assert!(metrics.header("content-type").is_some_and(|found| found.starts_with("application/openmetrics-text")));
     assert!(metrics.body.ends_with(b"# EOF\n"));

@@ -85,7 +85,7 @@ fn keys_are_asked_for_and_pages_of_one_origin_let_in() {
     assert_eq!(with("Authorization", "Bearer on").fails(401).0, "invalid_api_key");
     assert_eq!(post(address, PATH, &body("x")).fails(401).0, "invalid_api_key");
     assert_eq!(get(address, "/metrics").fails(401).0, "invalid_api_key");
-    for path in ["/health", "/v1/models", "/"] {
+    for path in ["/health", "/v1/models", "/", "/page/app.mjs"] {
         assert_eq!(get(address, path).status, 200, "{path}");
     }
 
