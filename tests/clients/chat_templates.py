@@ -15,7 +15,7 @@ from server import binary
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 # In Jinja of Python a text that is `safe` escapes what is added to it, as if prompts were pages: `"` becomes `&#34;`.
-KNOWN = {"meetkai-functionary-medium-v3.1.jinja": ["calls", "open calls", "tools"]}
+KNOWN = {"meetkai-functionary-medium-v3.1.jinja": ["calls", "open calls", "tools", "a plain tool"]}
 
 
 def function(name, description, properties, required):
