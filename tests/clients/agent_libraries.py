@@ -2,7 +2,7 @@
 
     python agent_libraries.py [NAME...]
 
-A line for each: `ok  NAME`, `FAILED  NAME`, or `skipped: why` where it is not installed.
+A line for each: `ok  NAME` or `FAILED  NAME`; without a name also `skipped: why` for those that are not installed.
 """
 
 import json
@@ -190,9 +190,10 @@ def main():
         try:
             library()
             print(f"ok  {library.__name__}")
-        except ImportError as error:
-            print(f"skipped: {library.__name__}: {error}")
-        except Exception:
+        except Exception as error:
+            if isinstance(error, ModuleNotFoundError) and not sys.argv[1:]:
+                print(f"skipped: {library.__name__}: {error}")
+                continue
             failed += 1
             print(f"FAILED  {library.__name__}")
             traceback.print_exc(limit=4)

@@ -15,7 +15,7 @@ from server import binary
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 # In Jinja of Python a text that is `safe` escapes what is added to it, as if prompts were pages: `"` becomes `&#34;`.
-KNOWN = {"meetkai-functionary-medium-v3.1.jinja": ["calls", "open calls", "tools"]}
+KNOWN = {"meetkai-functionary-medium-v3.1.jinja": ["calls", "open calls", "tools", "a plain tool"]}
 
 
 def function(name, description, properties, required):
@@ -43,6 +43,8 @@ ADD = function(
     },
     ["a", "b"],
 )
+# For templates that write types as Python has them, and go round in circles with others.
+PLAIN = function("get_time", "The time.", {"place": {"type": "string", "description": "Where"}}, ["place"])
 
 
 def say(role, content, **more):
@@ -89,6 +91,7 @@ CASES = {
     "open calls": (OPEN, [WEATHER, ADD], {}),
     "calls without tools": (CALLED, [], {}),
     "tools": (TURNS, [WEATHER, ADD], {}),
+    "a plain tool": (TURNS, [PLAIN], {"functions": "get_time(place)", "datetime": "1 Jan 2025"}),
     "documents": (HELLO, [], {"documents": [{"title": "A", "text": "b"}]}),
     "words": (TURNS, [], {"reasoning_effort": "low", "thinking": False, "builtin_tools": [], "date_string": "1 Jan 2025"}),
     "nothing": ([say("system", ""), say("user", "x"), say("assistant", "y"), say("user", "")], [], {}),

@@ -23,7 +23,7 @@ def prepare(folder, copy, script):
             done = subprocess.run(command, cwd=copy, capture_output=True, text=True)
             if done.returncode:
                 print(f"skipped: {' '.join(command)}: {done.stderr[-300:]}")
-                return 1
+                return 3
     lines = []
     cases = [json.loads(line) for line in (copy / "cases.jsonl").read_text().splitlines() if line.strip()]
     for tool in sorted({case["tool_name"] for case in cases}):

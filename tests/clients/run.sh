@@ -11,7 +11,8 @@
 #   OPENAPI      openapi.json of openai/openai-openapi, for schemathesis
 #   PROMETHEUS   the program, where it is not in PATH
 #
-# What cannot be had says `skipped: why`. The last line counts: `N passed, N failed, N skipped`. Fails if anything failed.
+# What cannot be had says `skipped: why` and ends with 3. Whatever else ends with an error has failed, though it may have
+# skipped something before. The last line counts: `N passed, N failed, N skipped`. Fails if anything failed.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 here=$PWD/tests/clients
@@ -31,10 +32,10 @@ python_packages() {
     name=$1
     shift
     [ "$(cat "$home/$name/.complete" 2>/dev/null)" = "$*" ] && return
-    command -v python3 >/dev/null || { echo "skipped: there is no python3"; return 1; }
+    command -v python3 >/dev/null || { echo "skipped: there is no python3"; return 3; }
     rm -rf "${home:?}/$name"
     python3 -m venv "$home/$name" && "$home/$name/bin/pip" install -q "$@" >"$home/$name.log" 2>&1 && echo "$*" >"$home/$name/.complete" ||
-        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 1; }
+        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 3; }
 }
 
 # Packages of npm in a folder of their own.
@@ -42,10 +43,10 @@ npm_packages() {
     name=$1
     shift
     [ "$(cat "$home/$name/.complete" 2>/dev/null)" = "$*" ] && return
-    command -v npm >/dev/null || { echo "skipped: there is no npm"; return 1; }
+    command -v npm >/dev/null || { echo "skipped: there is no npm"; return 3; }
     rm -rf "${home:?}/$name"
     mkdir -p "$home/$name" && (cd "$home/$name" && npm init -y && npm install "$@") >"$home/$name.log" 2>&1 && echo "$*" >"$home/$name/.complete" ||
-        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 1; }
+        { echo "skipped: $* cannot be installed ($home/$name.log)"; return 3; }
 }
 
 serve() { python3 "$here/server.py" "$@"; }
@@ -145,23 +146,23 @@ evaluation_harness() {
 }
 
 # What agents are made with, each in all of its modes and in an environment of its own, and Anthropic's own client.
-agents() {
-    failed=0
-    for library in anthropic_sdk=anthropic==2.14.0 llm=llm==0.36 openai_agents=openai-agents==0.24.0 \
-        'pydantic_ai=pydantic-ai-slim[openai]==2.68.0' 'instructor=instructor[anthropic]==1.17.0' 'smolagents=smolagents[openai]==1.26.0' \
-        llama_index=llama-index-llms-openai-like==0.8.1 haystack=haystack-ai==3.4.1 dspy=dspy==3.4.1; do
-        one=${library%%=*}
-        python_packages "agents-$one" "${library#*=}" || continue
-        serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
-            "$home/agents-$one/bin/python" "$here/agent_libraries.py" "$one" || failed=1
-    done
-    ai_sdk || failed=1
-    aider || failed=1
-    continue_cli || failed=1
-    guidellm || failed=1
-    aiperf || failed=1
-    return $failed
+agent_library() {
+    library=$1
+    shift
+    python_packages "agents-$library" "$@" || return
+    serve REPLAY --replay "$here/agent_libraries.jsonl" --api-key sk-test --model-name gpt-oss-20b -- \
+        "$home/agents-$library/bin/python" "$here/agent_libraries.py" "$library"
 }
+
+anthropic_sdk() { agent_library anthropic_sdk anthropic==2.14.0; }
+llm() { agent_library llm llm==0.36; }
+openai_agents() { agent_library openai_agents openai-agents==0.24.0; }
+pydantic_ai() { agent_library pydantic_ai 'pydantic-ai-slim[openai]==2.68.0'; }
+instructor() { agent_library instructor 'instructor[anthropic]==1.17.0'; }
+smolagents() { agent_library smolagents 'smolagents[openai]==1.26.0'; }
+llama_index() { agent_library llama_index llama-index-llms-openai-like==0.8.1; }
+haystack() { agent_library haystack haystack-ai==3.4.1; }
+dspy() { agent_library dspy dspy==3.4.1; }
 
 ai_sdk() {
     npm_packages ai-sdk ai@6.0.326 @ai-sdk/openai-compatible@2.0.92 @ai-sdk/openai@3.0.141 @ai-sdk/anthropic@3.0.140 zod@4.1.13 || return
@@ -193,29 +194,34 @@ aiperf() {
 chat_templates() {
     python_packages chat-templates transformers==5.24.0 jinja2==3.1.6 || return
     if [ ! -d "$home/chat-templates/templates" ]; then
-        "$home/chat-templates/bin/pip" download -q --no-deps --no-binary :all: -d "$scratch/llama" llama-cpp-python==0.3.36 >"$home/chat-templates.log" 2>&1 &&
+        "$home/chat-templates/bin/pip" download -q --no-deps --no-binary llama-cpp-python -d "$scratch/llama" llama-cpp-python==0.3.36 >"$home/chat-templates.log" 2>&1 &&
             mkdir -p "$scratch/llama/all" "$home/chat-templates/templates" &&
             tar xzf "$scratch"/llama/*.tar.gz -C "$scratch/llama/all" --wildcards '*/models/templates/*.jinja' &&
             find "$scratch/llama/all" -name '*.jinja' -exec cp {} "$home/chat-templates/templates" \; ||
-            { echo "skipped: llama-cpp-python's sources cannot be had ($home/chat-templates.log)"; return 1; }
+            { echo "skipped: llama-cpp-python's sources cannot be had ($home/chat-templates.log)"; return 3; }
     fi
     "$home/chat-templates/bin/python" "$here/chat_templates.py" "$home/chat-templates/templates"/*.jinja
 }
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode markdown page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates snippets"
-known="$all ai_sdk aider continue_cli guidellm aiperf" # parts of agents
+agents="anthropic_sdk llm openai_agents pydantic_ai instructor smolagents llama_index haystack dspy ai_sdk aider continue_cli guidellm aiperf"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode markdown page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness $agents chat_templates snippets"
 for name in "$@"; do
-    case " $known " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $known" >&2; exit 2 ;; esac
+    case " agents $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all; agents are: $agents" >&2; exit 2 ;; esac
 done
-for name in ${*:-$all}; do
+named=" ${*:-$all} "
+case $named in *" agents "*) named="${named%% agents *} $agents ${named#* agents }" ;; esac
+for name in $named; do
     printf '\n==> %s\n' "$name"
-    { "$name" 2>&1; echo "exit $?" >"$scratch/exit"; } | tee "$scratch/log"
+    { "$name" 2>&1; echo "$?" >"$scratch/exit"; } | tee "$scratch/log"
     cat "$scratch/log" >>"$scratch/all"
+    code=$(cat "$scratch/exit")
     # A script that died has said nothing of what it did not do.
-    if [ "$(cat "$scratch/exit")" != "exit 0" ] && ! grep -qE '^(FAILED|skipped: )' "$scratch/log"; then
-        echo "FAILED  $name: $(cat "$scratch/exit")" | tee -a "$scratch/all"
+    if [ "$code" -eq 3 ] && grep -q '^skipped: ' "$scratch/log"; then
+        :
+    elif [ "$code" -ne 0 ] && ! grep -q '^FAILED' "$scratch/log"; then
+        echo "FAILED  $name: exit $code" | tee -a "$scratch/all"
     elif ! grep -qE '^(ok  |FAILED|skipped: )' "$scratch/log"; then
         echo "FAILED  $name did nothing" | tee -a "$scratch/all"
     fi

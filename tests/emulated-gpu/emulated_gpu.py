@@ -23,7 +23,7 @@ LOADER = "ld-linux-x86-64.so.2"
 # Of each HIP: the suites of Debian that have it, of which the last is preferred, and its packages.
 HIPS = {
     "5.7": ("trixie", "libamdhip64-5 libhiprtc-builtins5"),
-    "6.4": ("forky", "libamdhip64-6 libhiprtc6 libhiprtc-builtins6"),
+    "6.4": ("forky", "libamdhip64-6 libhiprtc6 libhiprtc-builtins6 rocm-device-libs-21"),
     "7.2": ("sid experimental", "libamdhip64-7 libhiprtc7 libhiprtc-builtins7"),
 }
 TOOLS = ("forky", "clang-21 libdrm-dev linux-libc-dev")

@@ -44,9 +44,21 @@ def without(library):
     return change
 
 
+def without_device_libraries(environment, folder):
+    """hipRTC in a folder beside which there are none: that of the packages that came without them."""
+    alone = emulated_gpu.TARGET / "hiprtc-alone/lib"
+    alone.mkdir(parents=True, exist_ok=True)
+    for file in Path(environment["GPTOSS_JIT_HIPRTC"]).iterdir():
+        if file.is_file() and not (alone / file.name).exists():
+            (alone / file.name).symlink_to(file)
+    environment.update(GPTOSS_JIT_HIPRTC=str(alone), GPTOSS_JIT_CACHE=str(folder / "empty-cache"))
+
+
 def with_an_empty_cache(environment, folder):
     environment.update(GPTOSS_JIT_HIPRTC="/nowhere", GPTOSS_JIT_CACHE=str(folder / "empty-cache"))
 
+
+FAMILY = ["--device", "hip:0@gfx11-generic"]
 
 # What is in the way; HIP, chip, what changes the environment, and words for `run` and `serve`.
 OBSTACLES = {
@@ -68,7 +80,8 @@ OBSTACLES = {
     "HIP 5.7 with a gfx1151": ("5.7", "gfx1151", with_variables(), []),
     "HIP 6.4 with a gfx950": ("6.4", "gfx950", with_variables(), []),
     "1 MiB of memory": ("6.4", "gfx1100", with_variables(EMULATED_GPU_MEMORY=str(1 << 20)), []),
-    "`--device hip:0@gfx11-generic`": ("6.4", "gfx1100", with_variables(), ["--device", "hip:0@gfx11-generic"]),
+    "`--device hip:0@gfx11-generic`": ("6.4", "gfx1100", with_variables(), FAMILY),
+    "`--device hip:0@gfx11-generic` without `rocm-device-libs-21`": ("6.4", "gfx1100", without_device_libraries, FAMILY),
 }
 
 

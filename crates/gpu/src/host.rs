@@ -68,7 +68,8 @@ impl HostDriver {
 
 impl Driver for HostDriver {
     fn describe(&self) -> String {
-        format!("cpu ({} threads)", self.parallelism())
+        let n = self.parallelism();
+        format!("cpu ({n} thread{})", if n == 1 { "" } else { "s" })
     }
 
     fn parallelism(&self) -> usize {

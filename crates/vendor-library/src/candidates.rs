@@ -131,6 +131,19 @@ mod tests {
     }
 
     #[test]
+    fn folders_of_core_below_rocm_come_before_those_beside_it() {
+        let root = std::env::temp_dir().join(format!("rocm-core-{}", std::process::id()));
+        for name in ["rocm/core-7.13", "rocm/core-7.9", "rocm/lib", "rocm-6.4.1"] {
+            std::fs::create_dir_all(root.join(name)).unwrap();
+        }
+        let parent: &'static str = root.to_str().unwrap().to_owned().leak();
+        let found = Installation { parent, ..Installation::ROCM }.searched(None, None);
+        std::fs::remove_dir_all(&root).unwrap();
+        let expected = ["rocm/lib", "rocm/core-7.13/lib", "rocm/core-7.9/lib", "rocm-6.4.1/lib"];
+        assert_eq!(found, expected.map(|name| root.join(name)));
+    }
+
+    #[test]
     fn the_newest_version_comes_first() {
         let root = std::env::temp_dir().join(format!("rocm-candidates-{}", std::process::id()));
         for name in ["rocm-6.4.1", "rocm-10.0.0", "rocm-7.0.2", "other-8"] {

@@ -70,6 +70,10 @@ impl Summary<'_> {
     pub(super) fn tell(&self, ids: Option<&[Vec<u32>]>, output: &Output) -> anyhow::Result<()> {
         let (from_cache, compiled) = self.kernels();
         let n_tokens = self.statistics.n_tokens;
+        if let Some(n) = self.statistics.reasons.get("error") {
+            let n = counted(*n, "prompt");
+            output.warning(&format!("{n} could not be run: the answers say why, with status 400 in `response`"));
+        }
         if output.is_json() {
             output.json(&json!({
                 "schema": 1,

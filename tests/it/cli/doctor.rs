@@ -1,6 +1,7 @@
 //! `doctor`, and `cache explain` of a template, as a person would call them.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -174,6 +175,28 @@ fn doctor_outlives_a_kernel_that_ends_its_process() {
     let told = details(check(&report, "self-check"));
     assert!(told.contains("rmsnorm/deadly") && told.contains("its process ended: signal"), "{told}");
     assert_eq!(check(&report, "C compiler")["state"], "ok", "the checks after it and before it are told: {report}");
+}
+
+#[test]
+fn a_report_tells_a_part_that_ran_out_of_time_from_one_that_failed() {
+    let room = room();
+    // A compiler that never answers.
+    let compiler = room.path().join("cc");
+    fs::write(&compiler, "#!/bin/sh\nexec sleep 600\n").expect("written");
+    fs::set_permissions(&compiler, fs::Permissions::from_mode(0o700)).expect("set");
+    let file = room.path().join("report.md");
+    let words = ["doctor", "--device", "cpu", "--seconds", "1", "--json", "--report"];
+    let output = run(program(&room, &words).arg(&file).env("CC", &compiler));
+    let report = json(&output);
+    let part = |name: &str| {
+        let parts = report["parts"].as_array().expect("a list");
+        let part = parts.iter().find(|part| part["name"] == name).unwrap_or_else(|| panic!("no {name}: {report}"));
+        (part["state"].clone(), part["reason"].as_str().unwrap_or_default().to_owned())
+    };
+    assert_eq!(part("doctor"), ("out_of_time".into(), "it was stopped after 1 s".into()));
+    assert_eq!(part("peaks"), ("left_out".into(), "no time was left: `--seconds` gives more".into()));
+    let text = fs::read_to_string(file).expect("the report");
+    assert!(text.contains("ran out of time"), "{text}");
 }
 
 #[test]

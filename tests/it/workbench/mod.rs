@@ -1,5 +1,6 @@
 //! What `run` does not need: checking, reading and timing kernels.
 
+mod amd_page;
 pub mod attention;
 pub mod bench;
 pub mod deadly_kernels;

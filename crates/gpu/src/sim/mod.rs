@@ -128,7 +128,9 @@ pub fn lines_that_ran(kernel: &Kernel) -> Result<Vec<bool>, GpuError> {
 
 impl Driver for SimDriver {
     fn describe(&self) -> String {
-        format!("sim:{} (a GPU's kernels, executed on {} threads of this machine)", self.arch, self.parallelism())
+        let n = self.parallelism();
+        let s = if n == 1 { "" } else { "s" };
+        format!("sim:{} (a GPU's kernels, executed on {n} thread{s} of this machine)", self.arch)
     }
 
     fn parallelism(&self) -> usize {

@@ -9,6 +9,7 @@ use rayon::prelude::*;
 use super::f8;
 use super::{Checkpoint, CheckpointError, Elements, Tensor};
 use format::Dtype;
+use system::units::human_bytes;
 
 /// What matrices can be quantised to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,17 +53,13 @@ impl Gain {
 
 impl fmt::Display for Gain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gb = |bytes: u64| bytes as f64 / 1e9;
-        let ([weights_before, weights], [before, after]) = (self.tensor_bytes, self.bytes_per_token);
+        let ([weights_before, weights], [before, after]) =
+            (self.tensor_bytes.map(human_bytes), self.bytes_per_token.map(human_bytes));
         write!(
             f,
-            "`--quantize {}` makes weights {:.2} GB in place of {:.2}, and one token reads {:.2} GB in place of {:.2}: at most \
-             {:.2} times as fast",
+            "`--quantize {}` makes weights {weights} in place of {weights_before}, and one token reads {after} in place of \
+             {before}: at most {:.2} times as fast",
             self.to.dtype(),
-            gb(weights),
-            gb(weights_before),
-            gb(after),
-            gb(before),
             self.times()
         )
     }

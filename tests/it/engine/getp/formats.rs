@@ -194,6 +194,7 @@ fn batch_files_are_answered_as_openai_answers_them() {
     let found = objects(&ran);
     assert_eq!((&found[0]["custom_id"], &found[0]["response"]["status_code"]), (&"1".into(), &200.into()));
     assert_eq!((&found[1]["custom_id"], &found[1]["response"]["status_code"]), (&Value::Null, &400.into()));
+    assert!(ran.stderr.contains("warning: 1 prompt could not be run: the answers say why"), "{}", ran.stderr);
     let twice = file(counter.folder.path(), "twice.jsonl", format!("{half}\n{half}\n").as_bytes());
     let stderr = run(&["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &twice]).fails_with_hint(1);
     assert!(stderr.contains("its `custom_id`, `1`, is that of prompt 1 (`"), "{stderr}");

@@ -131,7 +131,7 @@ fn replicas_of_two_devices_each_make_the_file_of_one() {
         let answers = fs::read_to_string(&out).expect("written");
         fs::remove_file(&out).expect("it was there");
         // What each device of the replica that speaks is to give.
-        (answers, ran.stderr.matches("\nmemory of cpu (1 threads): ").count())
+        (answers, ran.stderr.matches("\nmemory of cpu (1 thread): ").count())
     };
     let (expected, one) = answers(&["--threads", "1"]);
     assert_eq!((expected.lines().count(), one), (prompts.len(), 1));

@@ -2,7 +2,7 @@
 
 use std::io::Seek;
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 use hiprtc_sys::HIPRTC;
@@ -27,6 +27,9 @@ const HEADER: &str = include_str!("hiprtc_runtime.h");
 
 /// A word that hipRTC's header does not have. What uses it did not compile with ours.
 const ASSERT: &str = "-Dassert(...)=((__VA_ARGS__)?(void)0:__builtin_trap())";
+
+/// What the device library of a chip, or of a family of chips, is called in front of its number, and behind.
+const DEVICE_LIBRARY: (&str, &str) = ("oclc_isa_version_", ".bc");
 
 /// hipRTC, for AMD GPUs.
 #[derive(Debug)]
@@ -80,18 +83,30 @@ impl Compiler for Hiprtc {
     fn compile(&self, job: &CompileJob) -> Result<CompileOutput, Failure> {
         let cannot = |error: io::Error| unavailable(&format!("could not put `{HEADER_NAME}` into its folder: {error}"));
         fs::write(HEADER_NAME, HEADER).map_err(cannot)?;
-        let made = match rtc::compile(&HIPRTC, job) {
+        let mut job = job.clone();
+        let libraries = device_libraries(&job)?;
+        if let Some(folder) = &libraries {
+            job.options.push(format!("--rocm-device-lib-path={}", folder.display()));
+        }
+        let made = match rtc::compile(&HIPRTC, &job) {
             Err(Failure { how: How::Rejected, .. }) => {
                 fs::remove_file(HEADER_NAME).and_then(|()| forget_printed()).map_err(cannot)?;
-                let mut job = job.clone();
                 job.options.push(ASSERT.into());
                 rtc::compile(&HIPRTC, &job)
             }
             made => made,
         };
-        // Another header is another compiler: it may make another object of the same source.
-        let fact = format!("{HEADER_NAME} {}", Digest::of(HEADER.as_bytes()));
-        made.map(|made| CompileOutput { facts: [made.facts, vec![fact]].concat(), ..made })
+        let mut made = made?;
+        // Another header is another compiler, and so are other libraries: they may make another object of a source.
+        made.facts.push(format!("{HEADER_NAME} {}", Digest::of(HEADER.as_bytes())));
+        if let Some(folder) = libraries {
+            let cannot =
+                |error| unavailable(&format!("could not read the device libraries in `{}`: {error}", folder.display()));
+            let (fact, files) = facts_of_libraries(&folder).map_err(cannot)?;
+            made.facts.push(fact);
+            made.files.extend(files);
+        }
+        Ok(made)
     }
 
     fn hint(&self, how: &How, target: &str, log: &str) -> String {
@@ -100,12 +115,56 @@ impl Compiler for Hiprtc {
                 format!("{FETCH}, or install ROCm; no GPU is needed")
             }
             _ if log.contains("cannot find ROCm device library") => format!(
-                "this hipRTC has no device library for {target}, as those of Debian's packages have none for families of \
-                 chips: `--device hip` compiles for the chip itself; AMD's packages have it from ROCm 6.3 on"
+                "this hipRTC finds no device library for {target}: Debian's are in `rocm-device-libs-21` (the number is \
+                 its LLVM's), AMD's packages have it from ROCm 6.3 on; `--device hip` compiles for the chip itself"
             ),
             _ => format!("this hipRTC may be too old for {target}; `gptoss-jit doctor` shows which one was found"),
         }
     }
+}
+
+/// Where the device libraries for a family of chips are, if hipRTC does not find its own. Debian's holds them, and looks
+/// for them by other names; its package of the same libraries (`rocm-device-libs-21`) has them in a folder beside it.
+fn device_libraries(job: &CompileJob) -> Result<Option<PathBuf>, Failure> {
+    if !job.target.ends_with("-generic") {
+        return Ok(None);
+    }
+    rtc::open(&HIPRTC, job.toolchain.compiler.as_deref())?; // what it is linked with is mapped then
+    let images = ::rtc::images();
+    let is_hiprtc = |name: &str| HIPRTC.libraries.iter().any(|library| name.starts_with(library));
+    let image =
+        images.iter().find(|image| image.path.file_name().is_some_and(|name| is_hiprtc(&name.to_string_lossy())));
+    Ok(image.and_then(|image| libraries_beside(&image.path, &job.target)))
+}
+
+/// `../llvm-21/lib/clang/21/amdgcn/bitcode` beside the library's folder, if the family is there. Of several the lowest
+/// version, which every LLVM that is newer reads.
+fn libraries_beside(hiprtc: &Path, family: &str) -> Option<PathBuf> {
+    let number =
+        |path: &Path, prefix: &str| -> Option<u32> { path.file_name()?.to_str()?.strip_prefix(prefix)?.parse().ok() };
+    let inside = |folder: PathBuf, prefix: &'static str| {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        entries.filter_map(move |entry| Some((number(&entry.path(), prefix)?, entry.path())))
+    };
+    let (before, behind) = DEVICE_LIBRARY;
+    let name = format!("{before}{}{behind}", family.strip_prefix("gfx")?);
+    inside(hiprtc.parent()?.parent()?.to_owned(), "llvm-")
+        .flat_map(|(version, llvm)| inside(llvm.join("lib/clang"), "").map(move |(_, clang)| (version, clang)))
+        .map(|(version, clang)| (version, clang.join("amdgcn/bitcode")))
+        .filter(|(_, folder)| folder.join(&name).is_file())
+        .min()
+        .map(|(_, folder)| folder)
+}
+
+/// What identifies the libraries of a folder, and its files.
+fn facts_of_libraries(folder: &Path) -> io::Result<(String, Vec<PathBuf>)> {
+    let entries = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    let mut files: Vec<_> =
+        entries.into_iter().filter(|path| path.extension().is_some_and(|end| end == "bc")).collect();
+    files.sort();
+    let digests =
+        files.iter().map(|file| Ok(Digest::of(&fs::read(file)?).to_string())).collect::<io::Result<Vec<_>>>()?;
+    Ok((format!("device libraries {}", Digest::of(digests.concat().as_bytes())), files))
 }
 
 /// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
@@ -171,6 +230,26 @@ mod tests {
         let toolchain = Toolchain::hiprtc_in(root.path()).unwrap();
         assert_eq!(toolchain.compiler, Some(folder.join("libhiprtc.so.6")));
         assert_eq!(toolchain.launcher[1..], ["--library-path".to_owned(), folder.display().to_string()]);
+    }
+
+    #[test]
+    fn device_libraries_of_a_family_are_found_beside_hiprtc_where_a_package_has_them() {
+        let root = tempfile::tempdir().unwrap();
+        let hiprtc = root.path().join("usr/lib/x86_64-linux-gnu/libhiprtc.so.6");
+        let folder = |llvm: &str| root.path().join(format!("usr/lib/llvm-{llvm}/lib/clang/{llvm}/amdgcn/bitcode"));
+        for (llvm, family) in [("9", "9-generic"), ("21", "11-generic"), ("100", "11-generic")] {
+            fs::create_dir_all(folder(llvm)).unwrap();
+            fs::write(folder(llvm).join(format!("oclc_isa_version_{family}.bc")), llvm).unwrap();
+        }
+        assert_eq!(libraries_beside(&hiprtc, "gfx11-generic"), Some(folder("21")), "the lowest that has it");
+        assert_eq!(libraries_beside(&hiprtc, "gfx9-generic"), Some(folder("9")));
+        assert_eq!(libraries_beside(&hiprtc, "gfx12-generic"), None);
+        assert_eq!(libraries_beside(&root.path().join("opt/rocm/lib/libhiprtc.so"), "gfx11-generic"), None);
+
+        let (one, files) = facts_of_libraries(&folder("21")).unwrap();
+        assert_eq!(files, [folder("21").join("oclc_isa_version_11-generic.bc")]);
+        fs::write(&files[0], "another").unwrap();
+        assert_ne!(facts_of_libraries(&folder("21")).unwrap().0, one, "other libraries are told apart");
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(super) fn compile(compiler: &'static Compiler, job: &CompileJob) -> Result<C
 }
 
 /// Opens the library that was named, or the first in the usual places.
-fn open(compiler: &'static Compiler, library: Option<&Path>) -> Result<Rtc, Failure> {
+pub(super) fn open(compiler: &'static Compiler, library: Option<&Path>) -> Result<Rtc, Failure> {
     let unavailable = |log| Failure { how: How::Unavailable, log };
     if let Some(library) = library {
         return Rtc::open(compiler, &[library.to_owned()]).map_err(|error| unavailable(error.to_string()));
