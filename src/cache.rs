@@ -5,9 +5,9 @@
 //! - `ls`: `root`, `bytes`, `entries` (a list; each as in `show`)
 //! - `show`: `digest`, `dir`, `state` (`object`, `failure`, `damaged`), `size_bytes`, `last_used_unix_s`, `pinned`, and
 //!   `meta`, the entry's `meta.toml` (null when damaged); `source` or `log` when asked for
-//! - `explain`: `result` (`hit`, `failure`, `damaged`, `miss`), `digest` (of the entry in question or the nearest one,
-//!   null when there is none), `label`, `why`, `differences` (`field`, `line`, `theirs`, `ours`; ours is the key that
-//!   was asked about)
+//! - `explain`: `result` (`hit`, `bundle`, whose file is then in `bundle`, `failure`, `damaged`, `miss`), `digest` (of
+//!   the entry in question or the nearest one, null when there is none), `label`, `why`, `differences` (`field`,
+//!   `line`, `theirs`, `ours`; ours is the key that was asked about)
 //! - `verify`: `entries`, `findings` (`path`, `problem`), `repaired`
 //! - `prune`, `clear`: `entries`, `bytes`, `kept_pinned`, `kept_in_use`, `left_bytes`
 //! - `pin`, `unpin`: `digests`
@@ -20,6 +20,7 @@ use serde_json::{Value, json};
 use super::kernels::show::{KernelArgs, RenderedFor};
 use super::output::Output;
 use super::usage::UsageError;
+use kernel::object::bundle::Bundled;
 use kernel::object::cache::{
     Cache, CacheError, CacheLimits, Difference, Explanation, Folder, Listed, PruneOptions, Removed, parse_size,
 };
@@ -253,8 +254,30 @@ fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &
     }
     let RenderedFor { kernel, target, .. } = args.render(label)?;
     let store = Store::from_env()?;
-    let key = store.key(&Request::new(&kernel, &target))?;
-    print_explanation(&format!("{label} for {}", target.id()), &store.cache().explain(&key), output)
+    let (request, subject) = (Request::new(&kernel, &target), format!("{label} for {}", target.id()));
+    let key = store.key(&request);
+    let explanation = key.as_ref().ok().map(|key| store.cache().explain(key));
+    let is_hit = matches!(explanation, Some(Explanation::Hit { .. }));
+    match (explanation, store.bundles().get(&request).filter(|_| !is_hit)) {
+        (_, Some(bundled)) => print_bundled(&subject, &bundled, output),
+        (Some(explanation), None) => print_explanation(&subject, &explanation, output),
+        (None, None) => Err(key.err().map_or_else(|| anyhow::anyhow!("{subject}: no key"), Into::into)),
+    }
+}
+
+/// Says which bundle serves a kernel that the cache does not have.
+fn print_bundled(subject: &str, bundled: &Bundled<'_>, output: &Output) -> anyhow::Result<()> {
+    let (key, path) = (bundled.key, bundled.bundle.path().display());
+    let failed = "it did not compile when the bundle was made";
+    if output.is_json() {
+        let why = bundled.object.is_none().then_some(failed);
+        return Ok(output.json(&json!({
+            "schema": 1, "result": "bundle", "digest": key, "label": subject, "why": why, "differences": [],
+            "bundle": path.to_string(),
+        }))?);
+    }
+    let how = if bundled.object.is_none() { format!("; {failed}") } else { String::new() };
+    Ok(output.line(&format!("{subject}: not in the cache, and in the bundle {path} as {key}{how}"))?)
 }
 
 /// Prints why a lookup gives what it gives. `subject` is what was looked up.

@@ -1,9 +1,11 @@
 //! The environment variables that this program reads, for `--help` and the manual.
 
 /// Each variable, and what it is for.
-const VARIABLES: [(&str, &str); 26] = [
+const VARIABLES: [(&str, &str); 30] = [
     ("GPTOSS_JIT_CACHE", "the folder of compiled kernels [default: gptoss-jit in the user's cache folder]"),
     ("GPTOSS_JIT_CACHE_SIZE", "what that folder may take: 500MB, 2GiB"),
+    ("GPTOSS_JIT_BUNDLES", "bundles of compiled kernels, and folders of them, as PATH has folders"),
+    ("GPTOSS_JIT_NO_COMPILE", "1: as --no-compile"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one for every core]"),
     ("GPTOSS_JIT_TEMPLATES", "a folder of templates, behind --templates"),
     ("GPTOSS_JIT_API_KEY", "a key that requests to serve have to bring"),
@@ -38,6 +40,8 @@ const VARIABLES: [(&str, &str); 26] = [
     ("HUGGINGFACE_HUB_CACHE", "the same, by its old name"),
     ("HF_HOME", "the folder whose hub/ that is, else"),
     ("XDG_CACHE_HOME", "the user's cache folder [default: ~/.cache]"),
+    ("XDG_DATA_HOME", "the user's share folder, for bundles [default: ~/.local/share]"),
+    ("XDG_DATA_DIRS", "where gptoss-jit/bundles is looked for [default: /usr/local/share:/usr/share]"),
     ("XDG_STATE_HOME", "where the lines typed at a chat are kept [default: ~/.local/state]"),
     ("NO_COLOR", "no colours on stderr"),
 ];

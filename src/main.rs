@@ -5,6 +5,7 @@
 
 mod args;
 mod bench;
+mod bundle;
 mod cache;
 mod compile_progress;
 mod completions;
@@ -77,6 +78,10 @@ struct Cli {
     #[arg(long = "model-def", global = true, value_name = "FILE")]
     _model_def: Vec<PathBuf>,
 
+    /// Compile nothing: kernels come from the cache and from bundles, and what is in neither is an error that lists it
+    #[arg(long, global = true)]
+    no_compile: bool,
+
     /// When to colour stderr
     #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
     color: ColorChoice,
@@ -94,6 +99,7 @@ enum Command {
     Merge(Box<merge::Args>),
     Serve(Box<serve::Args>),
     Bench(bench::Args),
+    Bundle(bundle::Args),
     Eval(Box<eval::Args>),
     Logits(logits::Args),
     Inspect(inspect::Args),
@@ -153,6 +159,9 @@ fn main() -> ExitCode {
             return ExitCode::from(error.exit_code() as u8);
         }
     };
+    if cli.no_compile {
+        kernel::object::store::never_compile();
+    }
     if matches!(cli.command, Command::Serve(_)) {
         stderr::never_wait();
     }
@@ -200,6 +209,7 @@ fn dispatch(command: Command, output: &Output) -> anyhow::Result<()> {
         Command::Merge(args) => merge::run(&args, output),
         Command::Serve(args) => serve::run(*args, output),
         Command::Bench(args) => bench::run(args, output),
+        Command::Bundle(args) => bundle::run(args, output),
         Command::Eval(args) => eval::run(*args, output),
         Command::Logits(args) => logits::run(args, output),
         Command::Inspect(args) => inspect::run(args, output),

@@ -25,10 +25,12 @@ use chat::chat_format::specials::SpecialsError;
 use engine::EngineError;
 use engine::blueprint::BlueprintError;
 use engine::device::DeviceError;
+use engine::everything::EverythingError;
 use engine::graph::forward::ForwardError;
 use engine::graph::kv_cache::KvTooLarge;
 use engine::prefix_store::PrefixStoreError;
 use hint::Hint;
+use kernel::object::bundle::BundleError;
 use kernel::object::cache::CacheError;
 use kernel::object::compile::CompileError;
 use kernel::object::store::StoreError;
@@ -76,6 +78,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
     }
     let hints: &[fn(&(dyn std::error::Error + 'static)) -> Option<String>] = &[
         hint_of::<BatchError>,
+        hint_of::<BundleError>,
         hint_of::<CacheError>,
         hint_of::<CheckpointError>,
         hint_of::<CompileError>,
@@ -83,6 +86,7 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<DeviceError>,
         hint_of::<EngineError>,
         hint_of::<EngineFailure>,
+        hint_of::<EverythingError>,
         hint_of::<ExportError>,
         hint_of::<FamilyError>,
         hint_of::<ForwardError>,

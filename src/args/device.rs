@@ -16,6 +16,7 @@ use model::checkpoint::Checkpoint;
 use model::config::tensor_parallel::TpRank;
 
 use super::desktop;
+use super::kernel_counts::KernelCounts;
 use super::kv::{self, KvArgs};
 use super::placement::{PlacementArgs, Shares};
 use super::room::Room;
@@ -221,10 +222,9 @@ fn does_not_fit(error: &anyhow::Error) -> bool {
     matches!(error.downcast_ref(), Some(EngineError::Kv(_) | EngineError::Plan(PlanError::Memory(_))))
 }
 
-/// Kernels from the cache and compiled, for the summary at the end of a command.
-pub(crate) fn kernel_counts(engine: &Engine) -> (usize, usize) {
+/// Where the kernels of an engine came from, for the summary at the end of a command.
+pub(crate) fn kernel_counts(engine: &Engine) -> KernelCounts {
     let executor = engine.executor();
     let stores = std::iter::once(executor.pipeline()).chain(executor.host_pipeline());
-    let stats = stores.map(|pipeline| pipeline.store().stats());
-    stats.fold((0, 0), |(from_cache, compiled), stats| (from_cache + stats.from_cache, compiled + stats.compiled))
+    stores.map(|pipeline| KernelCounts::from(pipeline.store().stats())).sum()
 }

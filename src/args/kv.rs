@@ -75,7 +75,7 @@ pub(crate) enum KvDtype {
 }
 
 impl KvDtype {
-    fn dtype(self) -> Dtype {
+    pub(crate) fn dtype(self) -> Dtype {
         match self {
             Self::Fp8 => Dtype::Fp8,
             Self::Int8 => Dtype::Int8,

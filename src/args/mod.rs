@@ -3,6 +3,7 @@
 pub(crate) mod chat_template;
 mod desktop;
 mod device;
+mod kernel_counts;
 mod kv;
 mod model;
 mod placement;
@@ -13,8 +14,9 @@ pub(crate) mod source;
 pub(crate) mod tokenizer;
 
 pub(crate) use device::{DeviceArgs, kernel_counts};
-pub(crate) use kv::{KvArgs, NoSuchLayer, Speculate};
-pub(crate) use model::ModelArgs;
+pub(crate) use kernel_counts::KernelCounts;
+pub(crate) use kv::{KvArgs, KvDtype, NoSuchLayer, Speculate};
+pub(crate) use model::{ModelArgs, built_in_model};
 pub(crate) use placement::{Placement, PlacementArgs};
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use room::Room;

@@ -19,6 +19,18 @@ use crate::output::Output;
 const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
 const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin");
 
+/// The tiny model that comes with the program.
+///
+/// # Errors
+/// If this program does not understand it.
+pub(crate) fn built_in_model() -> anyhow::Result<Checkpoint> {
+    tiny(Layout::Auto)
+}
+
+fn tiny(layout: Layout) -> anyhow::Result<Checkpoint> {
+    Checkpoint::from_bytes(TINY_MODEL.into(), layout).context("the built-in tiny model")
+}
+
 /// Which model, and which tokenizer.
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
@@ -61,7 +73,7 @@ impl ModelArgs {
         match (&self.model, self.shape.checkpoint()) {
             (Some(model), _) => Ok(Checkpoint::open(&hub::locate(model)?, self.layout)?),
             (None, Some(random)) => Ok(random?),
-            (None, None) => Checkpoint::from_bytes(TINY_MODEL.into(), self.layout).context("the built-in tiny model"),
+            (None, None) => tiny(self.layout),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use kernel::object::bundle::host_target;
 use kernel::target::Target;
 use kernel::template::library::Library;
 use kernel::tuning::TuningTables;
@@ -54,7 +55,7 @@ impl TargetArgs {
 
     /// What is compiled for.
     pub(crate) fn target(&self, tables: &TuningTables) -> anyhow::Result<Target> {
-        self.arch.as_deref().map_or_else(|| Ok(Target::host()), |arch| named_target(arch, tables))
+        self.arch.as_deref().map_or_else(|| Ok(host_target()), |arch| named_target(arch, tables))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::args::kernel_counts;
+use crate::args::{KernelCounts, kernel_counts};
 use crate::kernel_table::KernelTable;
 use crate::output::Output;
 use engine::Engine;
@@ -35,17 +35,12 @@ pub(super) struct Report<'a> {
 
 /// Where kernels came from.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Kernels {
-    from_cache: usize,
-    compiled: usize,
-}
+pub(super) struct Kernels(KernelCounts);
 
 impl Kernels {
     /// Adds those of an engine.
     pub(crate) fn add(&mut self, engine: &Engine) {
-        let (from_cache, compiled) = kernel_counts(engine);
-        self.from_cache += from_cache;
-        self.compiled += compiled;
+        self.0 = [self.0, kernel_counts(engine)].into_iter().sum();
     }
 }
 
@@ -78,7 +73,7 @@ impl Report<'_> {
                 "other programs took some of the cores: these figures are too low; run again on an idle machine",
             );
         }
-        output.note(&format!("kernels: {} from cache, {} compiled", self.kernels.from_cache, self.kernels.compiled));
+        output.note(&format!("kernels: {}", self.kernels.0));
         Ok(())
     }
 
@@ -180,7 +175,7 @@ impl Report<'_> {
             "host": self.host.map(|(n_layers, limits)| json!({ "layers": n_layers, "limits": limits.json() })),
             "links": self.links.map(Links::json),
             "measured": self.measured.iter().map(|m| self.work_json(m)).collect::<Vec<_>>(),
-            "kernels": { "from_cache": self.kernels.from_cache, "compiled": self.kernels.compiled },
+            "kernels": self.kernels.0.json(),
         })
     }
 

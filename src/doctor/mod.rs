@@ -29,6 +29,7 @@ use data::Origin;
 use engine::device::Device;
 use engine::kernel_driver::KernelDriver;
 use hint::Hint;
+use kernel::object::bundle::{Bundle, Bundles};
 use kernel::object::cache::{Cache, CacheLimits, Folder};
 use kernel::object::compile::{CompileError, CompilerOptions, Compilers, compiler_for, temporary_room};
 use kernel::object::store::Store;
@@ -106,6 +107,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         llvm_mca(),
         Check::from_result("temporary", true, temporary()),
         cache(),
+        bundles(),
         Check::from_result("templates", true, templates()),
         Check::from_result("tuning", true, tuning()),
         Check::from_result("self-check", true, self_check::run()),
@@ -248,6 +250,25 @@ fn cache_folder() -> anyhow::Result<Vec<String>> {
     let entries = Folder::open(&root)?.list()?;
     let bytes = human_bytes(entries.iter().map(|entry| entry.size_bytes).sum());
     Ok(vec![format!("{}: usable, {} entries, {bytes} of at most {limit}", root.display(), entries.len())])
+}
+
+/// The bundles that are here: what they are for, and why others are not used.
+fn bundles() -> Check {
+    let bundles = Bundles::here();
+    let told = |bundle: &Bundle| {
+        let targets: Vec<&str> = bundle.targets().collect();
+        format!("{}: {} kernels, for {}", bundle.path().display(), bundle.n_kernels(), targets.join(", "))
+    };
+    let refused = bundles.refused().iter().map(|(path, error)| format!("{}: {}", path.display(), hint::chain(error)));
+    let mut details: Vec<String> = bundles.all().iter().map(told).chain(refused).collect();
+    if details.is_empty() {
+        details.push("none".into());
+    }
+    let check = Check { needed: false, ..Check::ok("bundles", details) };
+    match bundles.refused().first() {
+        Some((_, error)) => Check { state: State::Failed, hint: error.hint(), ..check },
+        None => check,
+    }
 }
 
 /// The folders in the order in which they are searched, and what each gives.

@@ -112,7 +112,7 @@ impl Generation<'_> {
     fn summarise(&self, engine: &Engine, generated: &Generated) -> anyhow::Result<()> {
         let seconds = generated.begin.elapsed().as_secs_f64();
         let tok_per_s = generated.tok_per_s(seconds);
-        let (from_cache, compiled) = kernel_counts(engine);
+        let kernels = kernel_counts(engine);
         let first_token_s = generated.first_token.map(|at| (at - self.start).as_secs_f64());
         let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
         let device = engine.executor().pipeline().driver().describe();
@@ -127,7 +127,7 @@ impl Generation<'_> {
                 "finish_reason": if generated.reason == FinishReason::Stop { "stop" } else { "length" },
                 "tok_per_s": tok_per_s,
                 "first_token_s": first_token_s,
-                "kernels": { "from_cache": from_cache, "compiled": compiled },
+                "kernels": kernels.json(),
                 "steps": engine.host_times().steps,
                 "drafted_tokens": drafted_tokens,
                 "accepted_tokens": accepted_tokens,
@@ -140,7 +140,7 @@ impl Generation<'_> {
             let first = first_token_s.map_or_else(String::new, |s| format!(", first after {s:.2} s"));
             let rate = tok_per_s.map_or_else(String::new, |rate| format!("; {rate:.1} tok/s"));
             self.output.note(&format!(
-                "{}, {} new{first}{rate}, on {device}; kernels: {from_cache} from cache, {compiled} compiled",
+                "{}, {} new{first}{rate}, on {device}; kernels: {kernels}",
                 counted(generated.n_prompt, "prompt token"),
                 generated.ids.len(),
             ));

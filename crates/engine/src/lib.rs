@@ -9,6 +9,7 @@ pub mod blueprint;
 mod changes;
 pub mod device;
 mod error;
+pub mod everything;
 pub mod exchange;
 pub(crate) mod extras;
 mod forced;

@@ -1,6 +1,7 @@
 //! Kernels that are data. A [`template`] is rendered for a [`target`], compiled or found as an [`object`], and chosen
 //! by the [`tuning`] tables: [`pipeline`] is all of that in one call.
 
+pub mod ahead;
 pub mod choice;
 pub mod object;
 pub mod pipeline;

@@ -116,14 +116,21 @@ impl Hint for PipelineError {
 }
 
 /// One kernel to be had: for this problem, by the first choice that works.
-struct Attempt {
+pub(crate) struct Attempt<T> {
     problem: Problem,
-    choices: Vec<Choice>,
+    pub(crate) choices: Vec<Choice>,
     /// The choice that is tried now.
-    at: usize,
-    loaded: Option<Arc<LoadedKernel>>,
+    pub(crate) at: usize,
+    loaded: Option<Arc<T>>,
     /// Why the first choice failed.
     first_error: Option<PipelineError>,
+}
+
+/// What rankings came to.
+pub(crate) struct Served<T> {
+    pub(crate) attempts: Vec<Attempt<T>>,
+    /// For each ranking the index of its own.
+    attempt_of_ranking: Vec<usize>,
 }
 
 impl Pipeline {
@@ -213,15 +220,8 @@ impl Pipeline {
         rankings: &Rankings,
         progress: &dyn Progress,
     ) -> Result<Vec<Arc<LoadedKernel>>, NoKernel<PipelineError>> {
-        let mut attempts: Vec<Attempt> = Vec::new();
-        let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
-        for (request, ranking) in &rankings.distinct {
-            ranking.warnings.iter().for_each(|warning| warn_once(warning));
-            attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
-        }
-        while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
-            self.try_all(&mut attempts, progress)?;
-        }
+        let load = |rendered, object| self.load_or_recompile(rendered, object);
+        let Served { attempts, attempt_of_ranking } = served(&self.chooser, &self.store, rankings, progress, &load)?;
         let kernels = rankings.distinct.iter().zip(&attempt_of_ranking);
         let taken = kernels.filter_map(|((_, ranking), &i)| {
             let attempt = &attempts[i];
@@ -240,31 +240,11 @@ impl Pipeline {
         Ok(rankings.indices.iter().map(loaded).collect())
     }
 
-    /// One round: everything that is not loaded yet, by its current choice.
-    fn try_all(&self, attempts: &mut [Attempt], progress: &dyn Progress) -> Result<(), NoKernel<PipelineError>> {
-        let mut open: Vec<(&mut Attempt, Rendered)> = Vec::new();
-        for attempt in attempts.iter_mut().filter(|attempt| attempt.loaded.is_none()) {
-            match self.render(&attempt.choices[attempt.at], &attempt.problem) {
-                Ok(rendered) => open.push((attempt, rendered)),
-                Err(error) => attempt.fall_to_next(error.into())?,
-            }
-        }
-        let requests: Vec<Request> = open.iter().map(|(_, rendered)| self.request(rendered)).collect();
-        let objects = self.store.get_all(&requests, progress);
-        for ((attempt, rendered), object) in open.into_iter().zip(objects) {
-            match object.map_err(PipelineError::from).and_then(|object| self.load_or_recompile(rendered, object)) {
-                Ok(loaded) => attempt.loaded = Some(Arc::new(loaded)),
-                Err(error) => attempt.fall_to_next(error)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Puts an object on the device. One from the cache that does not load, or that the device says is not for it, is
+    /// Puts an object on the device. One that is not fresh and does not load, or that the device says is not for it, is
     /// thrown away and compiled once more: the key says what it should be, so it is not what it should be.
     fn load_or_recompile(&self, rendered: Rendered, object: Loaded) -> Result<LoadedKernel, PipelineError> {
         match self.load(rendered.clone(), &object.object, object.origin) {
-            Err(error) if object.origin == ObjectOrigin::Cache && error.is_of_the_object() => {
+            Err(error) if object.origin != ObjectOrigin::Compiled && error.is_of_the_object() => {
                 let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), chain);
                 tracing::warn!("`{}` is compiled again: {why}", rendered.label);
                 let again = self.store.compile_again(&self.request(&rendered), object)?;
@@ -272,10 +252,6 @@ impl Pipeline {
             }
             result => result,
         }
-    }
-
-    fn render(&self, choice: &Choice, problem: &Problem) -> Result<Rendered, RenderError> {
-        render(self.library(), &choice.template, problem, &choice.params, self.target())
     }
 
     /// What the compiler is asked for a rendered kernel.
@@ -307,10 +283,50 @@ impl Pipeline {
     }
 }
 
+/// Has every ranking served by the first of its choices that renders, compiles and is loaded by `load`.
+///
+/// # Errors
+/// A problem that no choice serves, and why the first of them does not.
+pub(crate) fn served<T>(
+    chooser: &Chooser,
+    store: &Store,
+    rankings: &Rankings,
+    progress: &dyn Progress,
+    load: &dyn Fn(Rendered, Loaded) -> Result<T, PipelineError>,
+) -> Result<Served<T>, NoKernel<PipelineError>> {
+    let mut attempts: Vec<Attempt<T>> = Vec::new();
+    let mut attempt_of_ranking = Vec::with_capacity(rankings.distinct.len());
+    for (request, ranking) in &rankings.distinct {
+        ranking.warnings.iter().for_each(|warning| warn_once(warning));
+        attempt_of_ranking.push(index_of(&mut attempts, request, ranking));
+    }
+    while attempts.iter().any(|attempt| attempt.loaded.is_none()) {
+        // One round: everything that is not loaded yet, by its current choice.
+        let mut open: Vec<(&mut Attempt<T>, Rendered)> = Vec::new();
+        for attempt in attempts.iter_mut().filter(|attempt| attempt.loaded.is_none()) {
+            match attempt.rendered(attempt.at, chooser) {
+                Ok(rendered) => open.push((attempt, rendered)),
+                Err(error) => attempt.fall_to_next(error.into())?,
+            }
+        }
+        let requests: Vec<Request> =
+            open.iter().map(|(_, rendered)| Request::new(rendered, chooser.target())).collect();
+        let objects = store.get_all(&requests, progress);
+        for ((attempt, rendered), object) in open.into_iter().zip(objects) {
+            match object.map_err(PipelineError::from).and_then(|object| load(rendered, object)) {
+                Ok(loaded) => attempt.loaded = Some(Arc::new(loaded)),
+                Err(error) => attempt.fall_to_next(error)?,
+            }
+        }
+    }
+    Ok(Served { attempts, attempt_of_ranking })
+}
+
 /// The index of the attempt that has these choices, which may be a new one.
-fn index_of(attempts: &mut Vec<Attempt>, request: &KernelRequest, ranking: &Ranking) -> usize {
-    let same =
-        |attempt: &Attempt| attempt.problem == request.problem && choice::are_same(&attempt.choices, &ranking.choices);
+fn index_of<T>(attempts: &mut Vec<Attempt<T>>, request: &KernelRequest, ranking: &Ranking) -> usize {
+    let same = |attempt: &Attempt<T>| {
+        attempt.problem == request.problem && choice::are_same(&attempt.choices, &ranking.choices)
+    };
     attempts.iter().position(same).unwrap_or_else(|| {
         let (problem, choices) = (request.problem.clone(), ranking.choices.clone());
         attempts.push(Attempt { problem, choices, at: 0, loaded: None, first_error: None });
@@ -318,7 +334,18 @@ fn index_of(attempts: &mut Vec<Attempt>, request: &KernelRequest, ranking: &Rank
     })
 }
 
-impl Attempt {
+impl<T> Attempt<T> {
+    /// A choice of it as text.
+    pub(crate) fn rendered(&self, at: usize, chooser: &Chooser) -> Result<Rendered, RenderError> {
+        let Choice { template, params, .. } = &self.choices[at];
+        render(chooser.library(), template, &self.problem, params, chooser.target())
+    }
+
+    /// What it is for.
+    pub(crate) fn problem(&self) -> Box<Problem> {
+        Box::new(self.problem.clone())
+    }
+
     /// The next choice, with a warning that says why; or the error of the first, when there is none left.
     fn fall_to_next(&mut self, error: PipelineError) -> Result<(), NoKernel<PipelineError>> {
         if error.is_hopeless() {

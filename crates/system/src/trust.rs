@@ -60,6 +60,29 @@ pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     Ok((file, metadata))
 }
 
+/// Opens a file that only this user or the system's administrator can have written, in a folder of which the same
+/// holds: what a package installed. Links lead to where they lead.
+///
+/// # Errors
+/// The system's, or a [`Distrust`].
+pub fn open_installed(path: &Path) -> io::Result<(File, Metadata)> {
+    let path = path.canonicalize()?;
+    let is_root = |metadata: &Metadata| metadata.uid() == 0;
+    let trusted = |metadata: &Metadata| match trust_owner(metadata) {
+        Err(Distrust::Owner { .. }) if is_root(metadata) => trust_mode(metadata),
+        other => other,
+    };
+    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+    let in_folder = |found: Distrust| io::Error::other(format!("of its folder `{}`: {found}", folder.display()));
+    trusted(&symlink_metadata(folder)?).map_err(in_folder)?;
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
+    let metadata = file.metadata()?;
+    let is_file = if metadata.is_file() { Ok(()) } else { Err(Distrust::NotAFile) };
+    is_file.and_then(|()| trusted(&metadata)).map_err(io::Error::other)?;
+    Ok((file, metadata))
+}
+
 /// Makes a folder that only this user may look into, and those above it; one that is there must be one to trust, and
 /// no link to one.
 ///
@@ -97,12 +120,10 @@ pub fn trust_file(metadata: &Metadata) -> Result<(), Distrust> {
 
 fn trust_owner(metadata: &Metadata) -> Result<(), Distrust> {
     let (expected, found) = (rustix::process::geteuid().as_raw(), metadata.uid());
+    if found == expected { trust_mode(metadata) } else { Err(Distrust::Owner { expected, found }) }
+}
+
+fn trust_mode(metadata: &Metadata) -> Result<(), Distrust> {
     let mode = metadata.mode() & 0o7777;
-    if found != expected {
-        Err(Distrust::Owner { expected, found })
-    } else if mode & 0o022 != 0 {
-        Err(Distrust::Writable { mode })
-    } else {
-        Ok(())
-    }
+    if mode & 0o022 != 0 { Err(Distrust::Writable { mode }) } else { Ok(()) }
 }

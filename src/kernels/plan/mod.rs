@@ -17,6 +17,7 @@ use engine::graph::placement::Place;
 use engine::plan::decisions::Decisions;
 use engine::plan::overruled::Overruled;
 use kernel::choice::Chooser;
+use kernel::object::bundle::host_target;
 use kernel::target::Target;
 use kernel::template::Precision;
 use kernel::tuning::TuningTables;
@@ -87,7 +88,7 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let decisions = Decisions::new(&graph, Place::Device, &chooser, limits)?;
     let mut overruled = Overruled::all(&graph, &chooser, &decisions);
     overruled.retain(|one| args.op.is_empty() || one.template.ops.iter().any(|op| args.op.contains(op)));
-    let host = Chooser::new(args.source.library()?, args.source.tables()?, Target::host())?;
+    let host = Chooser::new(args.source.library()?, args.source.tables()?, host_target())?;
     let of_host = Decisions::new(&graph, Place::Host, &host, limits)?;
     let streamed = Decisions::new(&graph, Place::Streamed, &chooser, limits)?;
     let all = [&decisions, &of_host, &streamed];

@@ -57,9 +57,9 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
             chat.turn(String::from_utf8_lossy(&line).trim_end_matches('\r'))?;
         }
     }
-    let (from_cache, compiled) = kernel_counts(&chat.engine);
+    let kernels = kernel_counts(&chat.engine);
     let device = chat.engine.executor().pipeline().driver().describe();
-    output.note(&format!("on {device}; kernels: {from_cache} from cache, {compiled} compiled"));
+    output.note(&format!("on {device}; kernels: {kernels}"));
     super::show_profile(&mut chat.engine, output)
 }
 

@@ -50,7 +50,7 @@ pub(super) fn ready(engine: &Engine) -> BatchReplicaReady {
         n_slots: layout.n_slots,
         capacity_tokens: layout.capacity_tokens,
         device: engine.executor().pipeline().driver().describe(),
-        kernels: kernel_counts(engine),
+        kernels: kernel_counts(engine).numbers(),
     }
 }
 

@@ -5,6 +5,7 @@ use std::fs;
 use serde_json::{Value, json};
 
 use super::Args;
+use crate::args::KernelCounts;
 use crate::output::Output;
 use batch::replica::{BatchReplicaReady, Did};
 use batch::work::Statistics;
@@ -46,10 +47,9 @@ impl Summary<'_> {
         self.did.joules.filter(|joules| *joules > 0.0 && n_tokens > 0).map(|joules| joules / n_tokens as f64)
     }
 
-    /// Kernels from the cache and compiled, by all that answered.
-    fn kernels(&self) -> (usize, usize) {
-        let of_all = self.replicas.iter().map(|replica| replica.kernels);
-        of_all.fold((0, 0), |(from_cache, compiled), (a, b)| (from_cache + a, compiled + b))
+    /// Where the kernels of all that answered came from.
+    fn kernels(&self) -> KernelCounts {
+        self.replicas.iter().map(|replica| KernelCounts::from(replica.kernels)).sum()
     }
 
     fn n_slots(&self) -> usize {
@@ -68,7 +68,7 @@ impl Summary<'_> {
     }
 
     pub(super) fn tell(&self, ids: Option<&[Vec<u32>]>, output: &Output) -> anyhow::Result<()> {
-        let (from_cache, compiled) = self.kernels();
+        let kernels = self.kernels();
         let n_tokens = self.statistics.n_tokens;
         if let Some(n) = self.statistics.reasons.get("error") {
             let n = counted(*n, "prompt");
@@ -84,7 +84,7 @@ impl Summary<'_> {
                 "tokens": n_tokens,
                 "seconds": self.seconds,
                 "tok_per_s": self.tok_per_s(),
-                "kernels": { "from_cache": from_cache, "compiled": compiled },
+                "kernels": kernels.json(),
             }))?;
             return Ok(());
         }
@@ -94,7 +94,7 @@ impl Summary<'_> {
             n => format!(" ({n} of them answered before)"),
         };
         output.note(&format!(
-            "{}{before}, {n_tokens} tokens in {:.2} s{rate}, on {}; kernels: {from_cache} from cache, {compiled} compiled",
+            "{}{before}, {n_tokens} tokens in {:.2} s{rate}, on {}; kernels: {kernels}",
             counted(self.n_prompts, "prompt"),
             self.seconds,
             self.devices()
@@ -114,7 +114,6 @@ impl Summary<'_> {
     }
 
     pub(super) fn metrics(&self) -> Value {
-        let (from_cache, compiled) = self.kernels();
         let Statistics { n_tokens, n_prompt_tokens, n_cached_tokens, reasons, .. } = self.statistics;
         let devices: Vec<&str> = self.replicas.iter().map(|replica| replica.device.as_str()).collect();
         json!({
@@ -144,7 +143,7 @@ impl Summary<'_> {
             "first_token_s": Percentiles::of(&self.statistics.first_token_s).map(|found| found.json()),
             "latency_s": Percentiles::of(&self.statistics.latency_s).map(|found| found.json()),
             "peak_memory_bytes": peak_memory_bytes(),
-            "kernels": { "from_cache": from_cache, "compiled": compiled },
+            "kernels": self.kernels().json(),
         })
     }
 }

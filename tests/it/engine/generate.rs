@@ -61,7 +61,7 @@ fn json_tells_the_whole_story() {
     assert_eq!(story["ids"], serde_json::json!([0, 1, 2, 3]));
     assert_eq!((&story["prompt_tokens"], &story["finish_reason"]), (&2.into(), &"stop".into()));
     assert!(story["tok_per_s"].as_f64().expect("a number") > 0.0 && story["first_token_s"].as_f64().is_some());
-    assert_eq!(keys(&story["kernels"]), ["from_cache", "compiled"].into());
+    assert_eq!(keys(&story["kernels"]), ["from_cache", "from_bundles", "compiled"].into());
 
     let story = json(&["-n", "3"]);
     assert_eq!((&story["text"], &story["finish_reason"]), (&"AgAhAaAb".into(), &"length".into()));

@@ -56,6 +56,7 @@ pub fn request(source: &str, target: &str, options: &[&str]) -> Request {
         options: options.iter().map(ToString::to_string).collect(),
         target: target.into(),
         compiler: "hiprtc",
+        params: Default::default(),
     }
 }
 

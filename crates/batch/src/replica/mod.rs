@@ -57,7 +57,7 @@ pub struct BatchReplicaReady {
     /// Its device, for people.
     pub device: String,
     /// Kernels that it found in the cache, and that it compiled.
-    pub kernels: (usize, usize),
+    pub kernels: [usize; 3],
 }
 
 /// What an engine did.

@@ -14,6 +14,7 @@ use gpu::host::HostDriver;
 use gpu::sim::SimDriver;
 use gpu::{DeviceFacts, Driver, GpuError, GpuRuntime, Runtime};
 use hint::{Hint, chain};
+use kernel::object::bundle::host_target;
 use kernel::target::{Platform, Target, TargetError};
 use kernel::tuning::TuningTables;
 
@@ -148,7 +149,7 @@ impl Device {
                     auto::choose(tables, auto::Wanted::default()).open(tables, n_threads)?;
                 Ok((target, driver))
             }
-            Self::Cpu => Ok((Target::host(), Arc::new(HostDriver::new(n_threads)?))),
+            Self::Cpu => Ok((host_target(), Arc::new(HostDriver::new(n_threads)?))),
             Self::Gpu { runtime: Runtime::Hip, ordinal, arch } => hip::open(*ordinal, arch.as_deref(), tables),
             Self::Gpu { runtime: Runtime::Cuda, ordinal, .. } => cuda::open(*ordinal, tables),
             Self::Sim(arch) => {

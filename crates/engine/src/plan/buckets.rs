@@ -16,7 +16,7 @@ use crate::graph::placement::Place;
 use crate::graph::{Graph, Rows, StepLimits, StepShape};
 use hint::chain;
 use kernel::choice::{Chooser, KernelRequest, NoKernel};
-use kernel::object::store::Progress;
+use kernel::object::store::{Progress, StoreError};
 use kernel::pipeline::warn_once;
 use kernel::pipeline::{LoadedKernel, Pipeline, PipelineError};
 use kernel::step::StepKind;
@@ -81,13 +81,18 @@ pub(super) fn served<T, E: Error + 'static>(
             planned.iter().flat_map(|segment| &segment.buckets).flat_map(PlannedBucket::requests).collect();
         match serve(&wanted) {
             Ok(served) => return Ok((planned, served)),
-            Err(NoKernel { problem, source }) if problem.ops.len() > 1 => {
+            Err(NoKernel { problem, source }) if problem.ops.len() > 1 && !is_missing(&source) => {
                 tracing::warn!("`{}` are not fused: {}", problem.ops.join("+"), chain(&source));
                 refused.push(*problem);
             }
             Err(NoKernel { source, .. }) => return Err(source),
         }
     }
+}
+
+/// Whether nothing is to be compiled, and something is missing: node by node there would be more.
+fn is_missing(error: &(dyn Error + 'static)) -> bool {
+    matches!(error.downcast_ref(), Some(PipelineError::Store(StoreError::Missing(_))))
 }
 
 /// The buckets of both kinds of steps, each up to the next one's beginning; where weights are streamed, of steps that

@@ -8,6 +8,7 @@
 //! - `loading`: one place while it is loaded
 //! - `buckets`: the kernels of all of them, drafted and loaded
 //! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
+//! - `everything`: all of them that a model can have, for bundles
 //! - `site`: the device, and the processor beside it; `hand_over`: what crosses between them
 //! - `streaming`: what the processor has, on the device in steps of many rows
 //! - `segment`: their grids and arguments for a number of rows
@@ -21,6 +22,7 @@ mod buckets;
 pub mod cover;
 pub mod decisions;
 pub mod error;
+pub(crate) mod everything;
 pub mod executor;
 mod hand_over;
 mod inputs;

@@ -33,17 +33,8 @@ impl Weights {
         pipeline: &Pipeline,
         progress: &dyn Progress,
     ) -> Result<Self, PlanError> {
-        let mut dtypes: Vec<Dtype> = Vec::new();
-        for (tensor, _) in graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used) {
-            let Storage::Weight(name) = &tensor.storage else { continue };
-            let tensor = tensor_of(checkpoint, name)?;
-            if matches!(tensor.elements, Elements::Random(_)) && !dtypes.contains(&tensor.dtype) {
-                dtypes.push(tensor.dtype);
-            }
-        }
-        let request = |dtype: &Dtype| KernelRequest { problem: problem(*dtype), n_rows: 1, step: StepKind::Decode };
-        let requests: Vec<KernelRequest> = dtypes.iter().map(request).collect();
-        let kernels = pipeline.load_all(&requests, progress).map_err(|none| none.source)?;
+        let dtypes = random_dtypes(graph, place, checkpoint)?;
+        let kernels = pipeline.load_all(&requests(&dtypes), progress).map_err(|none| none.source)?;
         Ok(Self { kernels: dtypes.into_iter().zip(kernels).collect() })
     }
 
@@ -93,6 +84,25 @@ impl Weights {
         driver.enter(&mut || result = driver.launch(&loaded.kernel, &launch));
         result.map_err(|source| PlanError::Device { label: name.to_owned(), source })
     }
+}
+
+/// The types of those of a graph's random tensors that nodes of a place use.
+pub(super) fn random_dtypes(graph: &Graph, place: Place, checkpoint: &Checkpoint) -> Result<Vec<Dtype>, PlanError> {
+    let mut dtypes: Vec<Dtype> = Vec::new();
+    for (tensor, _) in graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used) {
+        let Storage::Weight(name) = &tensor.storage else { continue };
+        let tensor = tensor_of(checkpoint, name)?;
+        if matches!(tensor.elements, Elements::Random(_)) && !dtypes.contains(&tensor.dtype) {
+            dtypes.push(tensor.dtype);
+        }
+    }
+    Ok(dtypes)
+}
+
+/// The kernels that make random elements of these types.
+pub(super) fn requests(dtypes: &[Dtype]) -> Vec<KernelRequest> {
+    let request = |dtype: &Dtype| KernelRequest { problem: problem(*dtype), n_rows: 1, step: StepKind::Decode };
+    dtypes.iter().map(request).collect()
 }
 
 fn tensor_of<'a>(checkpoint: &'a Checkpoint, name: &str) -> Result<&'a Tensor, PlanError> {

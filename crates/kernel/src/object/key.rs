@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 
+use super::compile::Request;
+
 /// Version of the encoding below and of the cache's layout; also in the cache's folder name.
 pub(crate) const SCHEMA: u32 = 1;
 
@@ -28,6 +30,18 @@ pub struct KernelKey {
 }
 
 impl KernelKey {
+    /// Of what a compiler of this identity is asked.
+    pub(super) fn new(request: &Request, compiler: &str) -> Self {
+        Self {
+            source: request.source.clone(),
+            options: request.options.clone(),
+            target: request.target.clone(),
+            entry: request.entry.clone(),
+            compiler_name: request.compiler.into(),
+            compiler: compiler.into(),
+        }
+    }
+
     /// The fields by name, in the order in which they are hashed. Options are numbered.
     pub(crate) fn fields(&self) -> Vec<(String, &[u8])> {
         let mut fields: Vec<(String, &[u8])> = vec![

@@ -1,32 +1,37 @@
-//! Key to object: cached or freshly compiled, many at once.
+//! Key to object: cached, bundled or freshly compiled, many at once.
 //!
-//! The one place that knows both the [`Cache`] and the [`Compilers`]. Nothing is printed here: see [`Progress`].
+//! The one place that knows the [`Cache`], the [`Bundles`] and the [`Compilers`]. Nothing is printed here: see
+//! [`Progress`].
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 use std::{env, thread};
 
+use super::bundle::{self, Bundles};
 use super::cache::{Cache, CacheEntry, CacheError, CacheLimits, Folder, Lookup, NewObject};
 use super::compile::error::{log_lines, source_line};
 use super::compile::{CompileError, Compiled, CompilerOptions, Compilers, Request, blames_the_source, compiler_for};
 use super::key::{Digest, KernelKey};
+use super::turns::Turns;
 use crate::target::Target;
 use hint::Hint;
 
-/// The cache, and the compiler for what it lacks.
+/// The cache, bundles for what it lacks, and the compiler for what these lack.
 #[derive(Debug)]
 pub struct Store {
     cache: Cache,
+    bundles: Arc<Bundles>,
     compiler: Compilers,
     jobs: NonZeroUsize,
     /// How many compilers may be started yet, whoever asks.
     turns: Turns,
     retry_failed: bool,
+    never_compiles: bool,
     /// Where each kernel of this process came from first.
     origins: Mutex<HashMap<Digest, ObjectOrigin>>,
 }
@@ -40,7 +45,7 @@ pub struct Loaded {
     pub object: Arc<[u8]>,
     pub origin: ObjectOrigin,
     /// Keeps the entry from being evicted.
-    _entry: CacheEntry,
+    _entry: Option<CacheEntry>,
 }
 
 /// Where an object came from.
@@ -48,6 +53,8 @@ pub struct Loaded {
 pub enum ObjectOrigin {
     /// From the cache, perhaps because another process compiled it a moment ago.
     Cache,
+    /// From a bundle.
+    Bundle,
     /// Compiled by this process.
     Compiled,
 }
@@ -56,6 +63,7 @@ pub enum ObjectOrigin {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     pub from_cache: usize,
+    pub from_bundles: usize,
     pub compiled: usize,
 }
 
@@ -92,15 +100,64 @@ pub enum StoreError {
     /// There is no place for a cache.
     #[error(transparent)]
     Cache(Arc<CacheError>),
+    /// They are neither in the cache nor in a bundle, and nothing is to be compiled.
+    #[error("nothing is compiled here, and {} in no bundle and not in the cache:{}", they_are(.0), lines(.0))]
+    Missing(Arc<Vec<MissingKernel>>),
+    /// A variable that says whether anything is compiled says neither.
+    #[error("could not use `{NO_COMPILE_VARIABLE}={text}`: expected 1 (nothing is compiled) or 0")]
+    NoCompile { text: String },
     /// `$GPTOSS_JIT_JOBS` is not a number.
     #[error("could not use `GPTOSS_JIT_JOBS={text}`: expected a number of processes, 1 or more")]
     Jobs { text: String },
 }
 
+/// Has a process compile nothing, if it is 1: what is neither in the cache nor in a bundle is an error.
+pub const NO_COMPILE_VARIABLE: &str = "GPTOSS_JIT_NO_COMPILE";
+
+static NEVER_COMPILES: AtomicBool = AtomicBool::new(false);
+
+/// Has the stores of this process that come from the environment compile nothing.
+pub fn never_compile() {
+    NEVER_COMPILES.store(true, Ordering::Relaxed);
+}
+
+/// Whether nothing is to be compiled in this process, by [`never_compile`] or by the environment.
+pub fn never_compiles() -> bool {
+    NEVER_COMPILES.load(Ordering::Relaxed) || env::var_os(NO_COMPILE_VARIABLE).is_some_and(|text| text == "1")
+}
+
+/// A kernel that is nowhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MissingKernel {
+    /// `linear/gemv`.
+    pub label: String,
+    /// As `kernels plan` has them: `tile_n=6 tile_r=4`.
+    pub params: String,
+    /// The full target id.
+    pub target: String,
+}
+
+impl MissingKernel {
+    fn new(request: &Request) -> Self {
+        let params: Vec<String> = request.params.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        Self { label: request.label.clone(), params: params.join(" "), target: request.target.clone() }
+    }
+}
+
+fn they_are(missing: &[MissingKernel]) -> String {
+    if missing.len() == 1 { "one kernel is".into() } else { format!("{} kernels are", missing.len()) }
+}
+
+fn lines(missing: &[MissingKernel]) -> String {
+    let line =
+        |one: &MissingKernel| format!("\n  {} for {} {}", one.label, one.target, one.params).trim_end().to_owned();
+    missing.iter().map(line).collect()
+}
+
 impl StoreError {
     /// Whether no other kernel would fare better.
     pub fn is_hopeless(&self) -> bool {
-        matches!(self, Self::Compile(error) if error.is_hopeless())
+        matches!(self, Self::Missing(_)) || matches!(self, Self::Compile(error) if error.is_hopeless())
     }
 
     /// What the compiler said, now or before.
@@ -108,7 +165,7 @@ impl StoreError {
         match self {
             Self::Compile(error) => error.log(),
             Self::FailedBefore { log, .. } => log,
-            Self::Cache(_) | Self::Jobs { .. } => "",
+            Self::Cache(_) | Self::Jobs { .. } | Self::Missing(_) | Self::NoCompile { .. } => "",
         }
     }
 }
@@ -121,6 +178,13 @@ impl Hint for StoreError {
                 Some(format!("`gptoss-jit kernels show {kernel}` prints the rendered source with line numbers"))
             }
             Self::Cache(error) => error.hint(),
+            Self::Missing(missing) => Some(format!(
+                "where there is a compiler, `gptoss-jit bundle --arch {} --model MODEL -o kernels.tar.zst` makes what a \
+                 model needs; `{}` names the file here",
+                missing.first()?.target,
+                bundle::VARIABLE
+            )),
+            Self::NoCompile { .. } => Some("leave it unset to compile what is missing".into()),
             Self::Jobs { .. } => Some("leave it unset to compile one kernel per processor at a time".into()),
         }
     }
@@ -129,7 +193,9 @@ impl Hint for StoreError {
 /// One distinct kernel of a batch.
 struct Task<'a> {
     request: &'a Request,
-    key: KernelKey,
+    /// None where the compiler's identity is not known yet and need not be.
+    key: Option<KernelKey>,
+    /// Of the key, with the compiler's identity or without.
     digest: Digest,
     result: OnceLock<Result<Loaded, StoreError>>,
 }
@@ -151,7 +217,13 @@ impl Store {
             }
             Err(error) => return Err(of_cache(error)),
         };
-        let store = Self::new(cache, CompilerOptions::default());
+        let no_compile =
+            env::var_os(NO_COMPILE_VARIABLE).filter(|text| !["", "0", "1"].iter().any(|word| text == word));
+        if let Some(text) = no_compile {
+            return Err(StoreError::NoCompile { text: text.to_string_lossy().into_owned() });
+        }
+        let store = Self::new(cache, CompilerOptions::default()).with_bundles(Arc::clone(Bundles::here()));
+        let store = Self { never_compiles: never_compiles(), ..store };
         match env::var_os("GPTOSS_JIT_JOBS").filter(|text| !text.is_empty()) {
             None => Ok(store),
             Some(text) => match text.to_string_lossy().parse() {
@@ -168,7 +240,14 @@ impl Store {
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let (compiler, turns) = (Compilers::new(options), Turns::new(jobs));
-        Self { cache, compiler, jobs, turns, retry_failed: false, origins: Mutex::default() }
+        let bundles = Arc::default();
+        let (retry_failed, never_compiles) = (false, false);
+        Self { cache, bundles, compiler, jobs, turns, retry_failed, never_compiles, origins: Mutex::default() }
+    }
+
+    /// Asks these bundles for what the cache lacks.
+    pub fn with_bundles(self, bundles: Arc<Bundles>) -> Self {
+        Self { bundles, ..self }
     }
 
     /// Compiles at most so many kernels at a time.
@@ -179,6 +258,11 @@ impl Store {
     /// Compiles again what is remembered to have failed.
     pub fn retrying_failed(self, retry_failed: bool) -> Self {
         Self { retry_failed, ..self }
+    }
+
+    /// The bundles below.
+    pub fn bundles(&self) -> &Bundles {
+        &self.bundles
     }
 
     /// The cache below.
@@ -195,7 +279,11 @@ impl Store {
     pub fn stats(&self) -> Stats {
         let origins = self.origins.lock().unwrap_or_else(PoisonError::into_inner);
         let count = |wanted| origins.values().filter(|origin| **origin == wanted).count();
-        Stats { from_cache: count(ObjectOrigin::Cache), compiled: count(ObjectOrigin::Compiled) }
+        Stats {
+            from_cache: count(ObjectOrigin::Cache),
+            from_bundles: count(ObjectOrigin::Bundle),
+            compiled: count(ObjectOrigin::Compiled),
+        }
     }
 
     /// Tries the compiler for a target on a small kernel, if that was not done before: who will have much compiled
@@ -212,14 +300,17 @@ impl Store {
     /// # Errors
     /// When there is no compiler: without its identity there is no key, and so no hit either.
     pub fn key(&self, request: &Request) -> Result<KernelKey, CompileError> {
-        Ok(KernelKey {
-            source: request.source.clone(),
-            options: request.options.clone(),
-            target: request.target.clone(),
-            entry: request.entry.clone(),
-            compiler_name: request.compiler.into(),
-            compiler: self.compiler.identity(request.compiler, &request.target)?.id.clone(),
-        })
+        Ok(KernelKey::new(request, &self.compiler.identity(request.compiler, &request.target)?.id))
+    }
+
+    /// The key, if the compiler's identity is known without compiling anything; none where a bundle, or nothing, has
+    /// the kernel instead.
+    fn key_if_needed(&self, request: &Request) -> Result<Option<KernelKey>, CompileError> {
+        if !self.never_compiles && !self.bundles.has(request) {
+            return self.key(request).map(Some);
+        }
+        let identity = self.compiler.remembered(request.compiler, &request.target);
+        Ok(identity.map(|identity| KernelKey::new(request, &identity.id)))
     }
 
     /// The objects, in the order of the requests. Equal requests share one; what the cache lacks is compiled in
@@ -228,8 +319,8 @@ impl Store {
         let mut tasks: Vec<Task> = Vec::new();
         let mut known: HashMap<Digest, usize> = HashMap::new();
         let mut place = |request| -> Result<usize, StoreError> {
-            let key = self.key(request)?;
-            let digest = key.digest();
+            let key = self.key_if_needed(request)?;
+            let digest = key.as_ref().map_or_else(|| bundle::key(request), KernelKey::digest);
             Ok(*known.entry(digest).or_insert_with(|| {
                 tasks.push(Task { request, key, digest, result: OnceLock::new() });
                 tasks.len() - 1
@@ -237,7 +328,12 @@ impl Store {
         };
         let places: Vec<Result<usize, StoreError>> = requests.iter().map(&mut place).collect();
         progress.started(tasks.len());
-        self.compile_misses(self.probe(&tasks, progress), progress);
+        let misses = self.probe(&tasks, progress);
+        if self.never_compiles {
+            self.give_up(&misses, progress);
+        } else {
+            self.compile_misses(misses, progress);
+        }
         let result = |task: &Task| task.result.get().expect("every task was finished").clone();
         places.into_iter().map(|place| place.and_then(|i| result(&tasks[i]))).collect()
     }
@@ -248,6 +344,9 @@ impl Store {
     /// [`StoreError`], as of any other compile.
     pub(crate) fn compile_again(&self, request: &Request, thrown_away: Loaded) -> Result<Loaded, StoreError> {
         let digest = thrown_away.digest;
+        if thrown_away.origin == ObjectOrigin::Bundle {
+            self.bundles.forget(request);
+        }
         drop(thrown_away); // and with it the hold on the entry
         self.cache.forget(&digest);
         self.origins.lock().unwrap_or_else(PoisonError::into_inner).remove(&digest);
@@ -267,8 +366,28 @@ impl Store {
         misses
     }
 
+    /// What the cache has, or a bundle behind it.
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
-        match self.cache.get(&task.key) {
+        let cached = task.key.as_ref().and_then(|key| self.look_up_in_cache(task, key));
+        cached.or_else(|| self.look_up_in_bundles(task))
+    }
+
+    fn look_up_in_bundles(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
+        let found = self.bundles.get(task.request)?;
+        let (digest, origin) = (task.digest, ObjectOrigin::Bundle);
+        Some(match found.object {
+            Some(object) => Ok(Loaded { digest, object, origin, _entry: None }),
+            None => Err(StoreError::FailedBefore {
+                kernel: task.request.label.as_str().into(),
+                target: task.request.target.as_str().into(),
+                source_path: None,
+                log: format!("when the bundle `{}` was made", found.bundle.path().display()),
+            }),
+        })
+    }
+
+    fn look_up_in_cache(&self, task: &Task, key: &KernelKey) -> Option<Result<Loaded, StoreError>> {
+        match self.cache.get(key) {
             Lookup::Hit(entry) => Some(Ok(Loaded::new(entry, ObjectOrigin::Cache))),
             // What is not the kernel's fault is not held against it, whoever wrote it down.
             Lookup::Failed { log } if !self.retry_failed && blames_the_source(&log, task.request.compiler) => {
@@ -283,8 +402,16 @@ impl Store {
         }
     }
 
+    /// Tells of all that are missing at once.
+    fn give_up(&self, misses: &[&Task], progress: &dyn Progress) {
+        let missing = Arc::new(misses.iter().map(|task| MissingKernel::new(task.request)).collect());
+        for task in misses {
+            self.finish(task, Err(StoreError::Missing(Arc::clone(&missing))), Instant::now(), progress);
+        }
+    }
+
     fn compile_misses(&self, mut misses: Vec<&Task>, progress: &dyn Progress) {
-        misses.sort_by_key(|task| Reverse(task.key.source.len()));
+        misses.sort_by_key(|task| Reverse(task.request.source.len()));
         let next = AtomicUsize::new(0);
         let work = || {
             while let Some(task) = misses.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -305,36 +432,37 @@ impl Store {
     }
 
     fn compile(&self, task: &Task, is_urgent: bool) -> Result<Loaded, StoreError> {
-        match self.compile_by_key(task, is_urgent) {
-            // It has another identity now, and with it the kernel another key.
-            Err(StoreError::Compile(CompileError::CompilerChanged { .. })) => {
-                let key = self.key(task.request)?;
-                let digest = key.digest();
-                let task = Task { request: task.request, key, digest, result: OnceLock::new() };
-                self.compile_by_key(&task, is_urgent)
-            }
-            result => result,
+        let anew = || -> Result<Loaded, StoreError> {
+            let key = self.key(task.request)?;
+            let digest = key.digest();
+            let task = Task { request: task.request, key: None, digest, result: OnceLock::new() };
+            self.compile_by_key(&task, &key, is_urgent)
+        };
+        match task.key.as_ref().map(|key| self.compile_by_key(task, key, is_urgent)) {
+            // It has another identity now, and with it the kernel another key. Or the bundle that has it is damaged.
+            Some(Err(StoreError::Compile(CompileError::CompilerChanged { .. }))) | None => anew(),
+            Some(result) => result,
         }
     }
 
-    fn compile_by_key(&self, task: &Task, is_urgent: bool) -> Result<Loaded, StoreError> {
+    fn compile_by_key(&self, task: &Task, key: &KernelKey, is_urgent: bool) -> Result<Loaded, StoreError> {
         // Before the lock: whoever wants the same kernel urgently is not to wait for one that lets others go first.
         let _turn = self.turns.take(is_urgent);
         let _lock = self.cache.lock(&task.digest);
         // The wait may have been for the process that made it.
-        if let Some(result) = self.look_up(task) {
+        if let Some(result) = self.look_up_in_cache(task, key) {
             return result;
         }
         let label = &task.request.label;
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
-                let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
+                let compiler = self.compiler.identity(&key.compiler_name, &key.target)?.description();
                 let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
-                Ok(Loaded::new(self.cache.publish(&task.key, &made), ObjectOrigin::Compiled))
+                Ok(Loaded::new(self.cache.publish(key, &made), ObjectOrigin::Compiled))
             }
             Err(error) => {
                 if error.is_deterministic() {
-                    self.cache.remember_failure(&task.key, label, error.log());
+                    self.cache.remember_failure(key, label, error.log());
                 }
                 Err(error.with_source_path(self.saved_source(task)).into())
             }
@@ -356,67 +484,8 @@ impl Store {
     }
 }
 
-/// So many at a time, the urgent ones first.
-#[derive(Debug)]
-struct Turns {
-    /// How many are free, and how many that are urgent wait for one.
-    state: Mutex<(usize, usize)>,
-    changed: Condvar,
-}
-
-/// One of them, given back when it is dropped.
-struct Turn<'a>(&'a Turns);
-
-impl Turns {
-    fn new(n: NonZeroUsize) -> Self {
-        Self { state: Mutex::new((n.get(), 0)), changed: Condvar::new() }
-    }
-
-    fn take(&self, is_urgent: bool) -> Turn<'_> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.1 += usize::from(is_urgent);
-        let must_wait = |(n_free, n_urgent): &mut (usize, usize)| *n_free == 0 || (!is_urgent && *n_urgent > 0);
-        let mut state = self.changed.wait_while(state, must_wait).unwrap_or_else(PoisonError::into_inner);
-        state.0 -= 1;
-        state.1 -= usize::from(is_urgent);
-        Turn(self)
-    }
-}
-
-impl Drop for Turn<'_> {
-    fn drop(&mut self) {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner).0 += 1;
-        self.0.changed.notify_all();
-    }
-}
-
 impl Loaded {
     fn new(entry: CacheEntry, origin: ObjectOrigin) -> Self {
-        Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: entry }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn who_is_urgent_goes_first_though_another_waited_longer() {
-        let turns = Turns::new(NonZeroUsize::MIN);
-        let order = Mutex::new(Vec::new());
-        let go = |is_urgent| {
-            let _turn = turns.take(is_urgent);
-            order.lock().expect("whole").push(is_urgent);
-        };
-        thread::scope(|scope| {
-            let held = turns.take(true);
-            scope.spawn(|| go(false));
-            scope.spawn(|| go(true));
-            while turns.state.lock().expect("whole").1 == 0 {
-                thread::yield_now();
-            }
-            drop(held);
-        });
-        assert_eq!(order.into_inner().expect("whole"), [true, false]);
+        Self { digest: entry.digest, object: Arc::clone(&entry.object), origin, _entry: Some(entry) }
     }
 }

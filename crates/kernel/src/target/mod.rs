@@ -4,6 +4,7 @@ pub(crate) mod assumption;
 pub mod code_object;
 pub mod compute_unit;
 mod error;
+mod x86;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -12,6 +13,7 @@ use serde::Deserialize;
 
 use compute_unit::{ComputeUnit, Product};
 pub use error::TargetError;
+use x86::{ASKED_X86_EXTENSIONS, X86_EXTENSIONS, X86_LEVELS};
 
 /// What a template is written in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -143,19 +145,6 @@ pub fn built_in() -> Vec<(String, TargetFacts)> {
 /// What the names of NVIDIA's archs begin with; their compute capability follows, without its point.
 const NVIDIA: &str = "sm_";
 
-/// Instruction sets of the x86-64 levels, each with what it adds, under the names that templates use.
-const X86_LEVELS: [(&str, &[&str]); 4] =
-    [("x86-64", &[]), ("x86-64-v2", &["sse4_2"]), ("x86-64-v3", &["avx2", "fma", "f16c"]), ("x86-64-v4", &["avx512"])];
-
-/// Instruction sets beyond the levels that templates may ask for, with the compiler option that allows each.
-const X86_EXTENSIONS: [(&str, &str); 5] = [
-    ("amx_bf16", "-mamx-bf16"),
-    ("avx512bf16", "-mavx512bf16"),
-    ("avx512fp16", "-mavx512fp16"),
-    ("avx512vnni", "-mavx512vnni"),
-    ("avxvnni", "-mavxvnni"),
-];
-
 impl Target {
     /// LDS that a launch may ask for, in bytes: on NVIDIA more than a kernel may declare.
     pub fn lds_bytes_at_launch(&self) -> u32 {
@@ -169,8 +158,8 @@ impl Target {
     pub fn host() -> Self {
         #[cfg(target_arch = "x86_64")]
         let target = {
-            let mut target = Self::x86_64(detected_level());
-            target.features.extend(detected_extensions().into_iter().map(String::from));
+            let mut target = Self::x86_64(x86::detected_level());
+            target.features.extend(x86::detected_extensions().into_iter().map(String::from));
             target
         };
         #[cfg(not(target_arch = "x86_64"))]
@@ -188,9 +177,18 @@ impl Target {
         if arch == host.arch || arch == "host" {
             return Ok(host);
         }
-        let mut names = arch.split('+');
+        Self::level(arch)?.map_or_else(|| Self::gpu(arch), Ok)
+    }
+
+    /// An x86-64 level and what there is beyond it, by its id, whatever this machine has; none if it is no such id.
+    pub(crate) fn named_level(id: &str) -> Option<Self> {
+        Self::level(id).ok().flatten()
+    }
+
+    fn level(name: &str) -> Result<Option<Self>, TargetError> {
+        let mut names = name.split('+');
         let level = names.next().and_then(|level| X86_LEVELS.iter().position(|(name, _)| *name == level));
-        let Some(level) = level else { return Self::gpu(arch) };
+        let Some(level) = level else { return Ok(None) };
         let mut target = Self::x86_64(level);
         for extension in names {
             if !X86_EXTENSIONS.iter().any(|(name, _)| *name == extension) {
@@ -198,7 +196,16 @@ impl Target {
             }
             target.features.insert(extension.to_owned());
         }
-        Ok(target)
+        Ok(Some(target))
+    }
+
+    /// Whether it has all that templates ask for of what another processor has.
+    pub(crate) fn has_what_templates_ask_of(&self, other: &Self) -> bool {
+        let is_asked = |name: &str| {
+            let is_extension = X86_EXTENSIONS.iter().any(|(extension, _)| *extension == name);
+            !is_extension || ASKED_X86_EXTENSIONS.contains(&name)
+        };
+        other.features.iter().filter(|name| is_asked(name)).all(|name| self.features.contains(name))
     }
 
     /// A GPU by its target id: `gfx1100`, `gfx90a:sramecc+:xnack-`, `sm_90`. Facts come from the built-in tuning
@@ -373,37 +380,6 @@ impl Target {
     }
 }
 
-/// The highest level whose instruction sets this machine has, as an index into [`X86_LEVELS`].
-#[cfg(target_arch = "x86_64")]
-fn detected_level() -> usize {
-    use std::is_x86_feature_detected as has;
-    let v2 = has!("sse3") && has!("ssse3") && has!("sse4.1") && has!("sse4.2") && has!("popcnt") && has!("cmpxchg16b");
-    let v3 = v2
-        && has!("avx2")
-        && has!("bmi1")
-        && has!("bmi2")
-        && has!("fma")
-        && has!("f16c")
-        && has!("lzcnt")
-        && has!("movbe");
-    let v4 = v3 && has!("avx512f") && has!("avx512bw") && has!("avx512cd") && has!("avx512dq") && has!("avx512vl");
-    usize::from(v2) + usize::from(v3) + usize::from(v4)
-}
-
-/// Those of [`X86_EXTENSIONS`] that this machine has.
-#[cfg(target_arch = "x86_64")]
-fn detected_extensions() -> Vec<&'static str> {
-    use std::is_x86_feature_detected as has;
-    let detected = [
-        ("amx_bf16", gpu::amx::multiplies_bf16()),
-        ("avx512bf16", has!("avx512bf16")),
-        ("avx512fp16", has!("avx512fp16")),
-        ("avx512vnni", has!("avx512vnni")),
-        ("avxvnni", has!("avxvnni")),
-    ];
-    detected.into_iter().filter(|(_, present)| *present).map(|(name, _)| name).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -444,6 +420,19 @@ mod tests {
         assert_eq!(more.c_options(), ["-march=x86-64-v4", "-mamx-bf16", "-mavx512bf16"]);
         let error = Target::named("x86-64-v4+avx10").expect_err("unknown").to_string();
         assert!(error.starts_with("nothing is known about the instruction set `avx10`, expected one of: amx_bf16, "));
+    }
+
+    #[test]
+    fn extensions_that_templates_ask_for_are_listed() {
+        let quoted = |name: &str| data::TEMPLATES.iter().any(|(_, text)| text.contains(&format!("\"{name}\"")));
+        let asked: Vec<&str> = X86_EXTENSIONS.iter().map(|(name, _)| *name).filter(|name| quoted(name)).collect();
+        assert_eq!(asked, ASKED_X86_EXTENSIONS);
+        let target = |id: &str| Target::named_level(id).expect("a level");
+        let host = target("x86-64-v4+avx512bf16+avx512vnni+avxvnni");
+        assert!(target("x86-64-v4+avx512bf16").has_what_templates_ask_of(&host));
+        assert!(!target("x86-64-v4").has_what_templates_ask_of(&host));
+        assert!(!target("x86-64-v3+avx512bf16").has_what_templates_ask_of(&host));
+        assert_eq!(Target::named_level("gfx1100"), None);
     }
 
     #[test]

@@ -45,6 +45,7 @@ pub fn request(compiler: &'static str, source: &str) -> Request {
         options: Vec::new(),
         target: target.into(),
         compiler,
+        params: Default::default(),
     }
 }
 

@@ -24,13 +24,13 @@ fn equal_requests_share_an_object_and_a_second_store_finds_it() {
     assert_eq!(runs(&counter), 1);
     assert_eq!(loaded[0].object, loaded[2].object);
     assert_ne!(loaded[0].object, loaded[1].object);
-    assert_eq!(first.stats(), Stats { from_cache: 0, compiled: 2 });
+    assert_eq!(first.stats(), Stats { from_cache: 0, from_bundles: 0, compiled: 2 });
 
     let second = store(folder.path());
     for (again, before) in second.get_all(&requests, &()).into_iter().map(Result::unwrap).zip(&loaded) {
         assert_eq!((again.origin, &again.object), (ObjectOrigin::Cache, &before.object));
     }
-    assert_eq!(second.stats(), Stats { from_cache: 2, compiled: 0 });
+    assert_eq!(second.stats(), Stats { from_cache: 2, from_bundles: 0, compiled: 0 });
     assert_eq!(runs(&counter), 1);
 }
 

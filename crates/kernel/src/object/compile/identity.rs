@@ -64,6 +64,11 @@ pub(super) fn find(
     Ok((identity, files))
 }
 
+/// The identity of the compiler, if a record has it and holds: nothing is compiled for it.
+pub(super) fn recalled(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Option<Identity> {
+    record_path(options, toolchain, target).as_deref().and_then(recall).map(|record| record.identity)
+}
+
 /// Who compiled for a target when there was such a compiler last: what it made is in the cache by that identity.
 pub(super) fn last_known(options: &CompilerOptions, compiler: &str, target: &str) -> Option<Identity> {
     let entries = fs::read_dir(options.identities.as_ref()?).ok()?.flatten().map(|entry| entry.path());

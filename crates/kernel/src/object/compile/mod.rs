@@ -30,6 +30,7 @@ use std::time::{Duration, Instant};
 use std::{env, fmt};
 
 use crate::target::Target;
+use crate::template::Params;
 use crate::template::render::Rendered;
 
 pub use compiler::{Canary, Compiler};
@@ -48,6 +49,11 @@ pub(crate) static COMPILERS: [&dyn Compiler; 4] = [&host::Host, &hiprtc::Hiprtc,
 /// The compiler for a target.
 pub fn compiler_for(target: &Target) -> &'static dyn Compiler {
     *COMPILERS.iter().find(|compiler| compiler.compiles_for(target)).expect("a compiler for every target")
+}
+
+/// Whether there is a C compiler, by its name alone: it is not asked.
+pub(super) fn has_c_compiler() -> bool {
+    host::Host.find(&CompilerOptions::default()).is_ok()
 }
 
 /// The compiler of a name.
@@ -79,6 +85,8 @@ pub struct Request {
     pub target: String,
     /// The name of the compiler.
     pub compiler: &'static str,
+    /// The parameters that it was rendered with, for people.
+    pub params: Params,
 }
 
 impl Request {
@@ -91,6 +99,7 @@ impl Request {
             options: options(kernel, target),
             target: target.id(),
             compiler: compiler_for(target).name(),
+            params: kernel.params.clone(),
         }
     }
 }
@@ -145,11 +154,16 @@ impl Default for CompilerOptions {
     }
 }
 
+/// A compiler's name, and the target that it is asked for.
+type Way = (String, String);
+
 /// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
 /// of its own, so as many run at once as threads ask.
 pub struct Compilers {
     options: CompilerOptions,
-    known: Mutex<BTreeMap<(String, String), Result<KnownCompilers, CompileError>>>,
+    known: Mutex<BTreeMap<Way, Result<KnownCompilers, CompileError>>>,
+    /// What is remembered of those that are not known yet.
+    remembered: Mutex<BTreeMap<Way, Option<Arc<Identity>>>>,
     /// By compiler, the kernels at which it was stopped at the deadline since it answered last.
     stopped: Mutex<BTreeMap<&'static str, Vec<String>>>,
     /// When nothing is compiled any more.
@@ -184,6 +198,7 @@ impl Compilers {
         Self {
             options,
             known: Mutex::default(),
+            remembered: Mutex::default(),
             stopped: Mutex::default(),
             until: Mutex::default(),
             swept: Once::new(),
@@ -210,6 +225,20 @@ impl Compilers {
     /// When there is no compiler, or when it cannot compile the canary: then it does not know the target.
     pub fn identity(&self, compiler: &str, target: &str) -> Result<Arc<Identity>, CompileError> {
         Ok(self.known(compiler, target)?.identity)
+    }
+
+    /// The same, as far as it is known without compiling anything.
+    pub(crate) fn remembered(&self, compiler: &str, target: &str) -> Option<Arc<Identity>> {
+        let way = (compiler.to_owned(), target.to_owned());
+        if let Some(known) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&way) {
+            return known.as_ref().ok().map(|known| Arc::clone(&known.identity));
+        }
+        let recall = || match self.toolchain(compiler) {
+            Ok(toolchain) => identity::recalled(&self.options, &toolchain, target),
+            Err(_) => identity::last_known(&self.options, compiler, target),
+        };
+        let mut remembered = self.remembered.lock().unwrap_or_else(PoisonError::into_inner);
+        remembered.entry(way).or_insert_with(|| recall().map(Arc::new)).clone()
     }
 
     /// Whether there is a compiler for a target: an identity that is only remembered is none.

@@ -1,0 +1,215 @@
+//! A bundle that is open.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::archive::{self, FOOTER_BYTES, Footer, Index, MAGIC, MAX_FRAME_BYTES, Record};
+use super::error::BundleError;
+use super::manifest::{BundledKernel, FORMAT, Manifest};
+use crate::object::key::{Digest, KernelKey};
+use hint::chain;
+use system::trust;
+
+/// Unpacked frames that are kept: what is asked for next is mostly in the same one.
+const N_KEPT: usize = 4;
+
+/// A bundle, held open: what is read is of the file that was checked.
+#[derive(Debug)]
+pub struct Bundle {
+    path: PathBuf,
+    file: File,
+    len_bytes: u64,
+    index: Index,
+    /// By where they begin in the file; the one used last at the end.
+    unpacked: Mutex<Vec<(u64, Arc<Vec<u8>>)>>,
+}
+
+/// Something that is wrong with a bundle.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BundleFinding {
+    /// The file in it, or the part.
+    pub place: String,
+    pub problem: String,
+}
+
+impl Bundle {
+    /// Opens a bundle that only this user or root can have written, and reads its index.
+    ///
+    /// # Errors
+    /// [`BundleError`].
+    pub fn open(path: &Path) -> Result<Self, BundleError> {
+        let (file, metadata) = trust::open_installed(path).map_err(BundleError::Open)?;
+        let len_bytes = metadata.len();
+        let not_one = BundleError::NotABundle { expected: MAGIC };
+        let footer_at = len_bytes.checked_sub(FOOTER_BYTES as u64).ok_or(not_one)?;
+        let mut footer_bytes = [0; FOOTER_BYTES];
+        file.read_exact_at(&mut footer_bytes, footer_at).map_err(BundleError::Open)?;
+        let footer = Footer::read(&footer_bytes)?;
+        let damaged = || BundleError::Damaged { what: "its index" };
+        let before = u64::from(footer.records_len) + u64::from(footer.targets_len);
+        let index_at = footer_at.checked_sub(before).ok_or_else(damaged)?;
+        // The digest is of what is before it: the footer's first four numbers too.
+        let hashed_len = usize::try_from(before).map_err(|_| damaged())? + 20;
+        let mut bytes = vec![0; hashed_len];
+        file.read_exact_at(&mut bytes, index_at).map_err(BundleError::Open)?;
+        let index = Index::read(&footer, &bytes)?;
+        Ok(Self { path: path.to_owned(), file, len_bytes, index, unpacked: Mutex::default() })
+    }
+
+    /// Where it is, as it was named.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The size of the file.
+    pub fn len_bytes(&self) -> u64 {
+        self.len_bytes
+    }
+
+    /// How many kernels it has, those included that did not compile.
+    pub fn n_kernels(&self) -> usize {
+        self.index.len()
+    }
+
+    /// What its kernels are for, as their keys have it.
+    pub fn targets(&self) -> impl Iterator<Item = &str> {
+        self.index.targets.iter().map(String::as_str)
+    }
+
+    pub(super) fn has(&self, key: &Digest) -> bool {
+        self.index.find(key).is_some()
+    }
+
+    /// The object of a key, checked; inside, none where it did not compile.
+    pub(super) fn get(&self, key: &Digest) -> Result<Option<Option<Arc<[u8]>>>, BundleError> {
+        let Some(record) = self.index.find(key) else { return Ok(None) };
+        if record.len == 0 {
+            return Ok(Some(None));
+        }
+        let frame = self.frame(&record)?;
+        let object = frame.get(record.at as usize..).and_then(|rest| rest.get(..record.len as usize));
+        let object = object.ok_or(BundleError::Damaged { what: "an object" })?;
+        if Digest::of(object) != record.sha256 {
+            return Err(BundleError::Checksum { what: "an object" });
+        }
+        Ok(Some(Some(object.into())))
+    }
+
+    /// What the frame of a record holds.
+    fn frame(&self, record: &Record) -> Result<Arc<Vec<u8>>, BundleError> {
+        let mut unpacked = self.unpacked.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(i) = unpacked.iter().position(|(at, _)| *at == record.frame_at) {
+            unpacked[i..].rotate_left(1);
+            return Ok(Arc::clone(&unpacked[unpacked.len() - 1].1));
+        }
+        let frame = Arc::new(self.read_frame(record.frame_at, record.frame_len)?);
+        if unpacked.len() == N_KEPT {
+            unpacked.remove(0);
+        }
+        unpacked.push((record.frame_at, Arc::clone(&frame)));
+        Ok(frame)
+    }
+
+    fn read_frame(&self, at: u64, len: u32) -> Result<Vec<u8>, BundleError> {
+        if at.checked_add(len.into()).is_none_or(|end| end > self.len_bytes) || len as usize > MAX_FRAME_BYTES {
+            return Err(BundleError::Damaged { what: "its index" });
+        }
+        let mut packed = vec![0; len as usize];
+        self.file.read_exact_at(&mut packed, at).map_err(BundleError::Open)?;
+        archive::unpacked(&packed).map_err(BundleError::Unpack)
+    }
+
+    /// What it says of itself.
+    ///
+    /// # Errors
+    /// [`BundleError`].
+    pub fn manifest(&self) -> Result<Manifest, BundleError> {
+        let frame = self.read_frame(self.index.manifest_at, self.index.manifest_len)?;
+        let files = archive::files(&frame)?;
+        let text = files.iter().find(|(name, _)| *name == archive::MANIFEST);
+        let (_, text) = text.ok_or(BundleError::Damaged { what: "`manifest.json`" })?;
+        let manifest: Manifest = serde_json::from_slice(text).map_err(BundleError::Manifest)?;
+        if manifest.schema != FORMAT {
+            return Err(BundleError::Format { expected: FORMAT, found: manifest.schema });
+        }
+        Ok(manifest)
+    }
+
+    /// Unpacks all of it and checks every object, source and key against the manifest, and the index against both.
+    ///
+    /// # Errors
+    /// [`BundleError`], where there is nothing to check by.
+    pub fn verify(&self) -> Result<Vec<BundleFinding>, BundleError> {
+        let manifest = self.manifest()?;
+        let mut findings = Vec::new();
+        let mut find = |place: String, problem: String| findings.push(BundleFinding { place, problem });
+        let sources = self.sources(&mut find)?;
+        for kernel in &manifest.kernels {
+            let place = format!("{} {}", kernel.label, kernel.key);
+            match sources.get(&kernel.source_sha256).map(|source| key_of(&manifest, kernel, source)) {
+                None => find(place.clone(), "its source is not there".into()),
+                Some(found) if found != Some(kernel.key) => {
+                    find(place.clone(), "its key is not that of its source".into())
+                }
+                Some(_) => {}
+            }
+            match self.get(&kernel.key) {
+                Err(error) => find(place, chain(&error)),
+                Ok(None) => find(place, "it is not in the index".into()),
+                Ok(Some(found)) => {
+                    let stated = kernel.object.map(|object| (object.len_bytes, object.sha256));
+                    let found = found.map(|object| (object.len() as u64, Digest::of(&object)));
+                    if stated != found {
+                        find(place, "its object is not the manifest's".into());
+                    }
+                }
+            }
+        }
+        let known: BTreeSet<Digest> = manifest.kernels.iter().map(|kernel| kernel.key).collect();
+        for record in (0..self.index.len()).map(|i| self.index.record(i)).filter(|one| !known.contains(&one.key)) {
+            find(record.key.to_string(), "it is in the index and not in the manifest".into());
+        }
+        let of_manifest: Vec<&String> = manifest.targets.iter().map(|target| &target.target).collect();
+        if !self.index.targets.iter().eq(of_manifest) {
+            find("index".into(), "its targets are not the manifest's".into());
+        }
+        Ok(findings)
+    }
+
+    /// The sources by their digests: the frames between those of objects and that of the manifest.
+    fn sources(&self, find: &mut dyn FnMut(String, String)) -> Result<BTreeMap<Digest, String>, BundleError> {
+        let of_objects = (0..self.index.len()).map(|i| self.index.record(i)).filter(|record| record.len > 0);
+        let begin = of_objects.map(|record| record.frame_at + u64::from(record.frame_len)).max().unwrap_or(0);
+        let damaged = BundleError::Damaged { what: "its index" };
+        let len = self.index.manifest_at.checked_sub(begin).and_then(|len| u32::try_from(len).ok()).ok_or(damaged)?;
+        let unpacked = if len == 0 { Vec::new() } else { self.read_frame(begin, len)? };
+        let mut sources = BTreeMap::new();
+        for (name, text) in archive::files(&unpacked)? {
+            let sha256 = Digest::of(text);
+            match (name.strip_prefix("sources/"), str::from_utf8(text)) {
+                (Some(stated), Ok(text)) if stated.parse() == Ok(sha256) => {
+                    drop(sources.insert(sha256, text.to_owned()))
+                }
+                _ => find(name.to_owned(), "it is not what its name says".into()),
+            }
+        }
+        Ok(sources)
+    }
+}
+
+/// The key of a kernel as the manifest has it; none where it names no target.
+fn key_of(manifest: &Manifest, kernel: &BundledKernel, source: &str) -> Option<Digest> {
+    let target = manifest.targets.get(kernel.target)?;
+    let key = KernelKey {
+        source: source.to_owned(),
+        options: kernel.options.clone(),
+        target: target.target.clone(),
+        entry: kernel.entry.clone(),
+        compiler_name: target.backend.clone(),
+        compiler: String::new(),
+    };
+    Some(key.digest())
+}

@@ -1,0 +1,126 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use super::manifest::{BundleTarget, BundledKernel, BundledObject, FORMAT, Manifest};
+use super::*;
+use crate::template::Params;
+
+fn request(target: &str, source: &str) -> Request {
+    Request {
+        label: "linear/gemv".into(),
+        source: source.into(),
+        entry: "k".into(),
+        options: vec!["-O3".into(), format!("--offload-arch={target}")],
+        target: target.into(),
+        compiler: "hiprtc",
+        params: Params::from([("tile".to_owned(), 4)]),
+    }
+}
+
+/// A bundle of these requests, all of one target, whose objects are these; none is one that did not compile.
+fn bytes(of: &[(Request, Option<Vec<u8>>)]) -> Vec<u8> {
+    let target = BundleTarget {
+        target: of[0].0.target.clone(),
+        backend: "hiprtc".into(),
+        compiler: "c".into(),
+        compiler_description: "a compiler".into(),
+    };
+    let kernel = |(request, object): &(Request, Option<Vec<u8>>)| BundledKernel {
+        key: key(request),
+        label: request.label.clone(),
+        params: request.params.clone(),
+        target: 0,
+        entry: request.entry.clone(),
+        options: request.options.clone(),
+        source_sha256: Digest::of(request.source.as_bytes()),
+        object: object
+            .as_ref()
+            .map(|object| BundledObject { len_bytes: object.len() as u64, sha256: Digest::of(object) }),
+    };
+    let manifest = Manifest {
+        schema: FORMAT,
+        version: "0".into(),
+        models: vec!["m".into()],
+        precisions: Vec::new(),
+        templates_sha256: Digest::of(b"templates"),
+        tuning_sha256: Digest::of(b"tables"),
+        targets: vec![target],
+        kernels: of.iter().map(kernel).collect(),
+    };
+    let sources: Vec<(Digest, &str)> =
+        of.iter().map(|(request, _)| (Digest::of(request.source.as_bytes()), request.source.as_str())).collect();
+    archive::bytes(&manifest, |i| of[i].1.as_deref().unwrap_or_default(), &sources).expect("small")
+}
+
+fn opened(folder: &Path, bytes: &[u8]) -> Bundles {
+    let path = folder.join("b.tar.zst");
+    fs::write(&path, bytes).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("ours");
+    Bundles::open(&[path])
+}
+
+/// Bytes that do not pack, so that there are several frames.
+fn noise(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    std::iter::repeat_with(next).take(len).collect()
+}
+
+#[test]
+fn every_object_is_found_by_its_request_whatever_the_frame() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let mut all: Vec<(Request, Option<Vec<u8>>)> =
+        (0..9).map(|i| (request("gfx942", &format!("source {i}")), Some(noise(i, 200_000)))).collect();
+    all.push((request("gfx942", "broken"), None));
+    let bundles = opened(folder.path(), &bytes(&all));
+    let [bundle] = bundles.all() else { panic!("{:?}", bundles.refused()) };
+    assert_eq!((bundle.n_kernels(), bundle.targets().collect::<Vec<_>>()), (10, vec!["gfx942"]));
+    assert_eq!(bundle.verify().expect("whole"), []);
+    // From the last to the first: each has its frame unpacked anew.
+    for (request, object) in all.iter().rev() {
+        assert!(bundles.has(request));
+        let found = bundles.get(request).expect("it is there");
+        assert_eq!(found.object.as_deref(), object.as_deref());
+    }
+}
+
+#[test]
+fn a_chip_with_modes_takes_what_is_for_the_chip_and_no_other_chip_does() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let bundles = opened(folder.path(), &bytes(&[(request("gfx942", "s"), Some(b"object".to_vec()))]));
+    let found = bundles.get(&request("gfx942:sramecc+:xnack-", "s")).expect("it is for both");
+    assert_eq!(found.object.as_deref(), Some(&b"object"[..]));
+    assert!(!bundles.has(&request("gfx950", "s")) && !bundles.has(&request("gfx942", "t")));
+    bundles.forget(&request("gfx942", "s"));
+    assert!(bundles.get(&request("gfx942", "s")).is_none(), "the device refused it");
+    assert_eq!(largest(["gfx942"].into_iter()), None);
+    let levels = ["x86-64", "gfx942", "x86-64-v2", "x86-64-v9"];
+    let expected = if cfg!(target_arch = "x86_64") { Some("x86-64-v2".to_owned()) } else { None };
+    assert_eq!(largest(levels.into_iter()).map(|target| target.id()), expected);
+}
+
+#[test]
+fn every_changed_byte_is_found() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let all = [(request("gfx942", "s"), Some(b"object".to_vec())), (request("gfx942", "t"), None)];
+    let whole = bytes(&all);
+    let is_bad = |bytes: &[u8]| match opened(folder.path(), bytes).all() {
+        [bundle] => bundle.verify().map_or(true, |findings| !findings.is_empty()),
+        _ => true,
+    };
+    assert!(!is_bad(&whole));
+    let is_missed = |at: &usize| {
+        let mut changed = whole.clone();
+        changed[*at] ^= 1;
+        !is_bad(&changed)
+    };
+    // zstd reads the eight bytes that the skippable frame begins with, and nobody here.
+    let index = whole.len() - (2 * archive::RECORD_BYTES + "gfx942".len() + archive::FOOTER_BYTES);
+    assert_eq!((0..whole.len()).filter(is_missed).collect::<Vec<_>>(), (index - 8..index).collect::<Vec<_>>());
+    for len in 0..whole.len() {
+        assert!(is_bad(&whole[..len]), "cut at {len}");
+    }
+}
