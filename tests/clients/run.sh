@@ -170,6 +170,26 @@ continue_cli() {
     serve REPLAY --replay "$here/continue.jsonl" --model-name gpt-oss-20b -- sh "$here/continue.sh" "$home/continue" "$scratch"
 }
 
+# OpenAI's batch API: 1,000 requests by either package, through a kill of the server.
+batches() {
+    failed=0
+    python_packages openai-python openai==3.54.0 && { python3 "$here/batches.py" openai-python "$home/openai-python/bin/python" "$here/batch_client.py" || failed=1; }
+    npm_packages openai-npm openai@7.55.0 zod@4.1.13 && { (cd "$home/openai-npm" && python3 "$here/batches.py" openai-npm node "$here/batch_client.mjs") || failed=1; }
+    return $failed
+}
+
+# Routers of others in front of two servers, one of which is killed.
+routers() {
+    python_packages routers vllm-router==0.1.17 sglang-router==0.3.2 && python_packages litellm-proxy 'litellm[proxy]==1.81.10' || return
+    python3 "$here/routers.py" "$home/routers/bin" "$home/litellm-proxy/bin" "$scratch/routers"
+}
+
+# The manifests of examples/, by Kubernetes' schemas, and what they rely on.
+kubernetes() {
+    python_packages kubernetes kubernetes-validate==1.37.0 || return
+    "$home/kubernetes/bin/python" "$here/kubernetes.py" "$scratch/kubernetes"
+}
+
 # Later ones need torch, of 5 GB.
 guidellm() {
     python_packages guidellm guidellm==0.3.1 || return
@@ -196,8 +216,8 @@ chat_templates() {
 
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates snippets"
-known="$all ai_sdk aider continue_cli guidellm aiperf" # parts of agents
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness agents chat_templates batches kubernetes snippets"
+known="$all ai_sdk aider continue_cli guidellm aiperf routers" # parts of agents, and what takes long
 for name in "$@"; do
     case " $known " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $known" >&2; exit 2 ;; esac
 done
