@@ -27,6 +27,8 @@ use crate::args::{DeviceArgs, KvArgs, ModelArgs, Speculate};
 use chat::grammar::Grammars;
 use engine::device::Device;
 use kernel::object::cache::parse_size;
+use serve::batches::Batches;
+use serve::batches::store::BatchLimits;
 use serve::body::BodyRoom;
 use serve::history::History;
 use serve::hosts::{Allowed, Hosts};
@@ -144,6 +146,19 @@ pub(crate) struct Args {
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = parse_size)]
     prefix_cache_size: u64,
 
+    /// Keep files and batches of OpenAI's batch API in this folder; their requests run where no other would [default:
+    /// there are none]
+    #[arg(long, value_name = "DIR")]
+    batch_dir: Option<PathBuf>,
+
+    /// Longest file of requests
+    #[arg(long, default_value = "200MB", value_name = "SIZE", value_parser = parse_size)]
+    batch_file_size: u64,
+
+    /// Most requests of a batch
+    #[arg(long, default_value_t = 50_000, value_name = "N")]
+    batch_requests: usize,
+
     /// The date in system messages, such as 2026-01-31; `none` leaves it out [default: the day's, in UTC]
     #[arg(long, value_name = "DATE", value_parser = date)]
     date: Option<Date>,
@@ -251,6 +266,8 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
     }
     loading::check(&args)?;
+    let limits = BatchLimits { max_file_bytes: args.batch_file_size, max_requests: args.batch_requests };
+    let batches = args.batch_dir.as_deref().map(|folder| Batches::open(folder, limits)).transpose()?;
     let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
@@ -284,6 +301,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         ids: Ids::default(),
         history: History::default(),
         responses: Store::default(),
+        batches: batches.unwrap_or_default(),
         seal: Seal::default(),
         long_work: LongWork::default(),
         body_room: BodyRoom::default(),
@@ -294,6 +312,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         server.options.model_names.join(", "),
         start.elapsed().as_secs_f64(),
     ));
+    life.within(|| Batches::resume(&server));
     let life = life.open(router(server.clone()));
     // Whoever waits for the address waits for a server that answers.
     let url = format!("http://{address}");

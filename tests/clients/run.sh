@@ -179,6 +179,26 @@ continue_cli() {
     serve REPLAY --replay "$here/continue.jsonl" --model-name gpt-oss-20b -- sh "$here/continue.sh" "$home/continue" "$scratch"
 }
 
+# OpenAI's batch API: 1,000 requests by either package, through a kill of the server.
+batches() {
+    failed=0
+    python_packages openai-python openai==3.54.0 && { python3 "$here/batches.py" openai-python "$home/openai-python/bin/python" "$here/batch_client.py" || failed=1; }
+    npm_packages openai-npm openai@7.55.0 zod@4.1.13 && { (cd "$home/openai-npm" && python3 "$here/batches.py" openai-npm node "$here/batch_client.mjs") || failed=1; }
+    return $failed
+}
+
+# Routers of others in front of two servers, one of which is killed.
+routers() {
+    python_packages routers vllm-router==0.1.17 sglang-router==0.3.2 && python_packages litellm-proxy 'litellm[proxy]==1.81.10' || return
+    python3 "$here/routers.py" "$home/routers/bin" "$home/litellm-proxy/bin" "$scratch/routers"
+}
+
+# The manifests of examples/, by Kubernetes' schemas, and what they rely on.
+kubernetes() {
+    python_packages kubernetes kubernetes-validate==1.37.0 || return
+    "$home/kubernetes/bin/python" "$here/kubernetes.py" "$scratch/kubernetes"
+}
+
 # Later ones need torch, of 5 GB.
 guidellm() {
     python_packages guidellm guidellm==0.3.1 || return
@@ -206,9 +226,13 @@ chat_templates() {
 snippets() { python3 "$here/snippets.py" "$home" "$scratch"; }
 
 agents="anthropic_sdk llm openai_agents pydantic_ai instructor smolagents llama_index haystack dspy ai_sdk aider continue_cli guidellm aiperf"
-all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode markdown page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness $agents chat_templates snippets"
+all="openai_python qwen3 openai_npm langchain litellm litellm_proxy open_webui codex opencode markdown page compatibility llama_cpp dashboard schemas schemathesis evaluation_harness $agents chat_templates batches kubernetes snippets"
+slow="routers" # only where it is named
 for name in "$@"; do
-    case " agents $all " in *" $name "*) ;; *) echo "usage: $0 [NAME...], of: $all; agents are: $agents" >&2; exit 2 ;; esac
+    case " agents $all $slow " in
+        *" $name "*) ;;
+        *) echo "usage: $0 [NAME...], of: $all $slow; agents are: $agents; without a NAME all but $slow" >&2; exit 2 ;;
+    esac
 done
 named=" ${*:-$all} "
 case $named in *" agents "*) named="${named%% agents *} $agents ${named#* agents }" ;; esac

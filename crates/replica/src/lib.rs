@@ -48,6 +48,7 @@ pub struct WireRequest {
     /// Of the prompt.
     pub prompt_logprobs: Option<PromptLogprobs>,
     cache_salt: u64,
+    is_background: bool,
 }
 
 impl WireRequest {
@@ -60,7 +61,7 @@ impl WireRequest {
 impl From<Request> for WireRequest {
     fn from(request: Request) -> Self {
         let Request { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, .. } = request;
-        let Request { prompt_logprobs, cache_salt, generated, .. } = request;
+        let Request { prompt_logprobs, cache_salt, generated, is_background, .. } = request;
         Self {
             prompt,
             generated,
@@ -75,6 +76,7 @@ impl From<Request> for WireRequest {
             n_logprobs,
             prompt_logprobs,
             cache_salt,
+            is_background,
         }
     }
 }
@@ -89,8 +91,19 @@ impl From<WireRequest> for Request {
             mask: None,
         };
         let WireRequest { prompt, max_new_tokens, stop, sampling, n_logprobs, prompt_logprobs, .. } = asked;
-        let (cache_salt, generated) = (asked.cache_salt, asked.generated);
-        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, prompt_logprobs, cache_salt, generated }
+        let WireRequest { cache_salt, generated, is_background, .. } = asked;
+        Self {
+            prompt,
+            max_new_tokens,
+            stop,
+            sampling,
+            changes,
+            n_logprobs,
+            prompt_logprobs,
+            cache_salt,
+            generated,
+            is_background,
+        }
     }
 }
 
@@ -107,6 +120,7 @@ mod tests {
         request.changes.presence_penalty = -0.0;
         (request.n_logprobs, request.cache_salt, request.generated) = (Some(3), u64::MAX - 1, vec![4, 4]);
         request.prompt_logprobs = Some(PromptLogprobs { n_top: 5, n_told: 1 });
+        request.is_background = true;
         let asked = format!("{request:?}");
         let line = serde_json::to_string(&WireRequest::from(request)).expect("numbers");
         assert!(!line.contains('\n'));

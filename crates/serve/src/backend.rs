@@ -51,15 +51,19 @@ pub struct ModelFacts {
     pub(crate) created: u64,
     /// Answers that may run and wait at a time: nobody may ask for more at once.
     pub(crate) most_answers: usize,
+    /// Sequences at a time.
+    pub(crate) n_slots: usize,
 }
 
 /// How much there is to do, and what was done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Requests that have a slot.
+    /// Requests that have a slot, those in the background apart.
     pub running: usize,
-    /// Requests that wait for one.
+    /// Requests that wait for one, those in the background apart.
     pub waiting: usize,
+    /// Requests in the background, which wait or have a slot.
+    pub background: usize,
     /// Blocks of the KV cache that sequences hold, of all: 0 to 1.
     pub(crate) kv_usage: f64,
 }

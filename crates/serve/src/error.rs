@@ -106,6 +106,13 @@ impl ApiError {
         Self::request(StatusCode::FORBIDDEN, "host_not_allowed", message)
     }
 
+    /// 403: a page of another site sends a form.
+    pub(crate) fn origin_not_allowed(origin: &str) -> Self {
+        let origin: String = origin.chars().take(100).collect();
+        let message = format!("pages of `{origin}` may not send files here; `--cors-origin` names those that may");
+        Self::request(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
     /// 401.
     pub(crate) fn invalid_api_key(message: impl Into<String>) -> Self {
         Self::request(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
@@ -146,6 +153,12 @@ impl ApiError {
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
+    /// 413: a file of requests is longer than files may be.
+    pub(crate) fn file_too_large(limit_bytes: u64) -> Self {
+        let message = format!("the file may have {limit_bytes} bytes");
+        Self::request(StatusCode::PAYLOAD_TOO_LARGE, "file_too_large", message)
+    }
+
     /// 415. `found` is what the request says of its body, if it does.
     pub(crate) fn not_json(found: Option<&str>) -> Self {
         let found = match found {
@@ -172,6 +185,11 @@ impl ApiError {
     /// 500: a mistake of this program's.
     pub(crate) fn internal(message: impl Into<String>) -> Self {
         Self::server(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
+    }
+
+    /// 507: something could not be kept on the disk.
+    pub(crate) fn storage(message: impl Into<String>) -> Self {
+        Self::server(StatusCode::INSUFFICIENT_STORAGE, "storage_error", message)
     }
 
     /// 503 with one of the codes that clients may wait on: `overloaded`, `loading`, `shutting_down`, `engine_failed`,
@@ -240,7 +258,7 @@ impl IntoResponse for ApiError {
             headers.insert(header::RETRY_AFTER, HeaderValue::from(wait.as_secs_f64().ceil().max(1.0) as u64));
         }
         // What failed by a mistake here fails again; SDKs would generate all of it three times.
-        if matches!(self.code, Some("internal_error" | "timeout")) {
+        if matches!(self.code, Some("internal_error" | "timeout" | "storage_error")) {
             headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         response.extensions_mut().insert(Arc::new(self));

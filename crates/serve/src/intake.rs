@@ -30,7 +30,8 @@ impl IntakeLimits {
     /// What a backend with such limits says of itself.
     pub fn facts(&self, fingerprint: String, created: u64) -> ModelFacts {
         let Self { n_slots, max_queue, context_tokens, vocab_size, .. } = *self;
-        ModelFacts { context_tokens, vocab_size, fingerprint, created, most_answers: max_queue.saturating_add(n_slots) }
+        let most_answers = max_queue.saturating_add(n_slots);
+        ModelFacts { context_tokens, vocab_size, fingerprint, created, most_answers, n_slots }
     }
 }
 
@@ -49,6 +50,8 @@ struct Counts {
     waiting: usize,
     running: usize,
     waiting_tokens: usize,
+    /// Those in the background, which are in no other count: nobody is refused or waits because of them.
+    background: usize,
     closed: Option<Failed>,
     /// When requests ended, the latest last.
     ended: VecDeque<Instant>,
@@ -71,19 +74,23 @@ impl Intake {
         let IntakeLimits { context_tokens, vocab_size, .. } = self.limits;
         let room = PromptError::room_behind(&request.prompt, context_tokens, vocab_size)
             .map_err(Refused::Prompt)
-            .and_then(|room| self.count(request.prompt.len()).map(|()| room))
+            .and_then(|room| self.count(request).map(|()| room))
             .inspect_err(|refused| self.metrics.rejected(refused.reason()))?;
         request.max_new_tokens = request.max_new_tokens.min(room);
-        Ok(Arc::new(Mailbox::new(self.clone(), request.prompt.len())))
+        Ok(Arc::new(Mailbox::new(self.clone(), request.prompt.len(), request.is_background)))
     }
 
-    fn count(&self, n_prompt: usize) -> Result<(), Refused> {
+    fn count(&self, request: &Request) -> Result<(), Refused> {
         let mut counts = self.counts();
         if let Some(closed) = &counts.closed {
             return Err(Refused::Closed(closed.clone()));
         }
+        if request.is_background {
+            counts.background += 1;
+            return Ok(());
+        }
         let n_free = self.limits.n_slots.saturating_sub(counts.running);
-        let tokens = counts.waiting_tokens + n_prompt;
+        let tokens = counts.waiting_tokens + request.prompt.len();
         let is_full = counts.waiting >= self.limits.max_queue + n_free
             || (counts.waiting > 0 && tokens > self.limits.max_queued_tokens);
         if is_full {
@@ -107,7 +114,8 @@ impl Intake {
     /// Requests that wait and run.
     pub(crate) fn figures(&self) -> Figures {
         let counts = self.counts();
-        Figures { running: counts.running, waiting: counts.waiting, kv_usage: 0.0 }
+        let Counts { running, waiting, background, .. } = *counts;
+        Figures { running, waiting, background, kv_usage: 0.0 }
     }
 
     /// Waits until there is no request.
@@ -123,7 +131,12 @@ impl Intake {
         }
     }
 
-    /// A request got a slot.
+    /// A request in the background is over.
+    pub(super) fn background_ended(&self) {
+        self.counts().background -= 1;
+    }
+
+    /// A request got a slot that is not in the background.
     pub(super) fn admitted(&self, n_prompt: usize) {
         let mut counts = self.counts();
         counts.waiting -= 1;
@@ -131,7 +144,7 @@ impl Intake {
         counts.running += 1;
     }
 
-    /// A request is over, which had a slot or not.
+    /// A request that is not in the background is over, which had a slot or not.
     pub(super) fn ended(&self, n_prompt: usize, was_running: bool) {
         let mut counts = self.counts();
         if was_running {
@@ -186,6 +199,20 @@ mod tests {
         assert!(intake.take(&mut request(1)).is_ok());
         let figures = intake.figures();
         assert_eq!((figures.running, figures.waiting), (1, 2));
+    }
+
+    #[test]
+    fn requests_in_the_background_keep_nobody_out() {
+        let intake = Intake::new(LIMITS, Metrics::default());
+        let mut background = Request { is_background: true, ..request(8) };
+        let taken: Vec<_> = (0..50).map(|_| intake.take(&mut background).unwrap()).collect();
+        taken[..2].iter().for_each(|mailbox| mailbox.admitted(Instant::now(), 0));
+        let others: Vec<_> = (0..3).map(|_| intake.take(&mut request(1)).unwrap()).collect();
+        let Figures { running, waiting, background, .. } = intake.figures();
+        assert_eq!((running, waiting, background), (0, 3, 50));
+        taken.iter().for_each(|mailbox| mailbox.cancelled());
+        others.iter().for_each(|mailbox| mailbox.cancelled());
+        assert_eq!(intake.figures(), Figures::default());
     }
 
     #[test]

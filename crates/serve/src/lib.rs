@@ -9,6 +9,7 @@ mod about;
 pub(crate) mod answer;
 pub(crate) mod ask;
 pub mod backend;
+pub mod batches;
 pub mod body;
 pub(crate) mod chat;
 pub(crate) mod choices;
@@ -59,6 +60,7 @@ use axum::middleware::{from_fn, from_fn_with_state};
 use tower_http::cors::{AllowHeaders, Any, CorsLayer};
 
 use self::backend::Backend;
+use self::batches::Batches;
 use self::body::BodyRoom;
 use self::error::ApiError;
 use self::history::History;
@@ -98,6 +100,8 @@ pub struct Server {
     pub responses: Store,
     /// Seals what clients carry instead.
     pub seal: Seal,
+    /// Files and batches, if there is a folder for them.
+    pub batches: Batches,
     /// Where long texts become tokens.
     pub long_work: LongWork,
     pub body_room: BodyRoom,
@@ -155,13 +159,16 @@ impl Server {
     pub(crate) fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
         let record = Record::current();
         request.cache_salt ^= record.as_ref().map_or(0, |record| record.caller().0);
+        request.is_background = record.as_ref().is_some_and(|record| record.is_background);
+        // Who waits for nobody to come first has no time to wait at most.
+        let timeouts = if request.is_background { Timeouts::default() } else { self.options.timeouts };
         let content = self.options.log_content.then(|| self.tokenizer.clone());
         if let (Some(tokenizer), Some(record)) = (&content, &record) {
             let prompt = tokenizer.decode_all(&request.prompt).unwrap_or_default();
             tracing::info!(id = record.id, prompt = %String::from_utf8_lossy(&prompt), "content");
         }
         let generation = self.backend.submit(request).map_err(|refused| refused.into_error(param))?;
-        Ok(generation.within(self.options.timeouts, record, content).at_pace(self.options.pace))
+        Ok(generation.within(timeouts, record, content).at_pace(self.options.pace))
     }
 
     /// Whether so many answers can be had at once: a request for more would find the queue full whenever it came.
@@ -268,6 +275,7 @@ pub fn fingerprint(digest: &[u8]) -> String {
 pub fn router(server: Arc<Server>) -> Router {
     let api = Router::new()
         .merge(about::router())
+        .merge(batches::router())
         .merge(chat::router())
         .merge(completions::router())
         .merge(messages::router())

@@ -29,6 +29,8 @@ pub struct Metrics {
     /// Requests with a slot, without one, and the share of the KV cache that is held: set when they are looked at.
     running: Gauge,
     waiting: Gauge,
+    /// Requests of batches that wait or have a slot.
+    background: Gauge,
     kv_usage: Gauge<f64, std::sync::atomic::AtomicU64>,
     /// Whether there is a model: 1 for one of [`STATES`].
     state: Family<Label, Gauge>,
@@ -50,6 +52,8 @@ pub struct Metrics {
     pub(crate) grammar_mask: Histogram,
     /// Grammars that were compiled before.
     pub(crate) grammar_cache_hits: Counter,
+    /// Requests of batches that were answered, by whether they came to an answer.
+    pub(crate) batch_requests: Family<Label, Counter>,
     time_to_first_token: Histogram,
     inter_token: Histogram,
     whole: Histogram,
@@ -127,6 +131,7 @@ impl Default for Metrics {
         begin(&metrics.rejections, "reason", &["overloaded", "closed", "invalid", "too_long"]);
         begin(&metrics.cancelled, "phase", &["waiting", "prefill", "decode"]);
         begin(&metrics.responses, "status", &STATUSES.map(|(_, label)| label));
+        begin(&metrics.batch_requests, "outcome", &["completed", "failed"]);
         begin(&metrics.repairs, "kind", &repairs().collect::<Vec<_>>());
         metrics
     }
@@ -137,6 +142,7 @@ impl Metrics {
         Self {
             running: Gauge::default(),
             waiting: Gauge::default(),
+            background: Gauge::default(),
             kv_usage: Gauge::default(),
             state: Family::default(),
             prompt_tokens: Counter::default(),
@@ -154,6 +160,7 @@ impl Metrics {
             repairs: Family::default(),
             grammar_mask: short(),
             grammar_cache_hits: Counter::default(),
+            batch_requests: Family::default(),
             time_to_first_token: latency(),
             inter_token: short(),
             whole: latency(),
@@ -190,6 +197,7 @@ impl Metrics {
         }
         self.running.set(i64::try_from(figures.running).unwrap_or(i64::MAX));
         self.waiting.set(i64::try_from(figures.waiting).unwrap_or(i64::MAX));
+        self.background.set(i64::try_from(figures.background).unwrap_or(i64::MAX));
         self.kv_usage.set(figures.kv_usage);
         let mut text = String::new();
         let mut registry = self.registry(prefix, model);
@@ -224,6 +232,8 @@ impl Metrics {
         let mut add = Adding { registry: &mut registry, prefix };
         add.one("num_requests_running", "Requests that have a slot", &self.running);
         add.one("num_requests_waiting", "Requests that wait for a slot", &self.waiting);
+        add.one("num_batch_requests", "Requests of batches that wait or have a slot", &self.background);
+        add.one("batch_requests", "Requests of batches that were answered, by outcome", &self.batch_requests);
         add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
         self.add_cache(&mut add);
         add.one("model_state", "1 for what the model is: loaded, unloaded or loading", &self.state);
@@ -303,7 +313,9 @@ impl Metrics {
 
     /// A request got its slot.
     pub(super) fn admitted(&self, times: &Times, n_prompt: usize, cached_tokens: usize) {
-        self.queue.observe(since(times.submitted, times.admitted));
+        if !times.is_background {
+            self.queue.observe(since(times.submitted, times.admitted));
+        }
         self.prompt_tokens.inc_by(n_prompt as u64);
         self.prefix_queries.inc_by(n_prompt as u64);
         self.prefix_hits.inc_by(cached_tokens as u64);
@@ -313,6 +325,7 @@ impl Metrics {
     pub(super) fn token(&self, times: &Times, before: Option<Instant>) {
         self.generation_tokens.inc();
         match before {
+            _ if times.is_background => {}
             Some(before) => self.inter_token.observe(since(before, times.last_token)),
             None => self.time_to_first_token.observe(since(times.submitted, times.first_token)),
         }
@@ -325,9 +338,12 @@ impl Metrics {
             Ending::Finished(FinishReason::Cancelled) | Ending::Failed(_) => "error",
         };
         self.success.get_or_create(&[("finished_reason", reason)]).inc();
-        self.whole.observe(times.submitted.elapsed().as_secs_f64());
         self.request_prompt.observe(n_prompt as f64);
         self.request_generation.observe(times.n_tokens as f64);
+        if times.is_background {
+            return;
+        }
+        self.whole.observe(times.submitted.elapsed().as_secs_f64());
         if let Some(admitted) = times.admitted {
             self.inference.observe(since(admitted, times.last_token));
         }
@@ -403,7 +419,7 @@ mod tests {
         metrics.rejected("overloaded");
         metrics.responded(200);
         metrics.responded(418);
-        let figures = Figures { running: 3, waiting: 2, kv_usage: 0.25 };
+        let figures = Figures { running: 3, waiting: 2, background: 7, kv_usage: 0.25 };
         metrics.cache_is(KvCacheFacts { block_tokens: 64, n_blocks: 10, dtype: "bf16".into() });
         let text = metrics.text("vllm:", "m", "unloaded", &figures, &[]);
         for line in [
@@ -411,6 +427,8 @@ mod tests {
              cache_dtype=\"bf16\",enable_prefix_caching=\"True\"} 1",
             "vllm:num_requests_running{model_name=\"m\",engine=\"0\"} 3",
             "vllm:num_requests_waiting{model_name=\"m\",engine=\"0\"} 2",
+            "vllm:num_batch_requests{model_name=\"m\",engine=\"0\"} 7",
+            "vllm:batch_requests_total{model_name=\"m\",engine=\"0\",outcome=\"failed\"} 0",
             "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"unloaded\"} 1",
             "vllm:model_state{model_name=\"m\",engine=\"0\",state=\"loaded\"} 0",
             "vllm:kv_cache_usage_perc{model_name=\"m\",engine=\"0\"} 0.25",

@@ -37,6 +37,8 @@ pub(super) struct Record {
     method: Method,
     path: String,
     begin: Instant,
+    /// Whether it is a line of a batch, for which nobody waits.
+    pub(crate) is_background: bool,
     known: Mutex<RequestFacts>,
 }
 
@@ -147,7 +149,7 @@ impl Watcher for OpenRequest {
 
 impl Drop for OpenRequest {
     fn drop(&mut self) {
-        let Record { id, method, path, begin, known } = &*self.record;
+        let Record { id, method, path, begin, known, .. } = &*self.record;
         let known = known.lock().unwrap_or_else(PoisonError::into_inner);
         // The head may have been sent with 200: a client that left before the end is counted as one that left.
         let status = match known.status {
@@ -213,6 +215,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
         method: request.method().clone(),
         path: request.uri().path().to_owned(),
         begin: Instant::now(),
+        is_background: false,
         known: Mutex::default(),
     });
     let entry = OpenRequest { record: record.clone(), _open: server.open.clone(), server };
@@ -229,6 +232,20 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     known.code = response.extensions().get::<Arc<ApiError>>().map(|error| error.code.unwrap_or(error.kind));
     drop(known);
     response.map(|body| Body::new(Watched::new(body, entry)))
+}
+
+/// Has a handler answer a line of a batch, as it would answer an HTTP request of this caller.
+pub(super) async fn in_background<F>(id: String, path: &str, caller: Caller, answer: F) -> Response
+where
+    F: Future<Output = Response>,
+{
+    let known = Mutex::new(RequestFacts { caller, ..RequestFacts::default() });
+    let (method, path, begin) = (Method::POST, path.to_owned(), Instant::now());
+    let record = Arc::new(Record { id, method, path, begin, is_background: true, known });
+    RECORD.scope(record.clone(), caught(answer)).await.unwrap_or_else(|why| {
+        tracing::error!(id = record.id, why, "a handler panicked");
+        ApiError::internal("a mistake in the server; its log has more").into_response()
+    })
 }
 
 /// The client's own id, if it fits a header and a line.

@@ -8,10 +8,12 @@ mod error;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
+use std::marker::PhantomData;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -43,13 +45,13 @@ pub const VERSION: u32 = 1;
 
 /// An answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Record {
+pub struct Record<T = Outcome> {
     /// Which prompt, from 0.
     pub(crate) index: u32,
     /// Of the prompt and its settings, 16 hexadecimal digits; 0 for a line that is wrong.
     pub(crate) digest: String,
     #[serde(flatten)]
-    pub outcome: Outcome,
+    pub outcome: T,
 }
 
 /// What came of a prompt.
@@ -85,15 +87,16 @@ struct Span {
     digest: u64,
 }
 
-/// The answers so far.
+/// The answers so far, of whatever type.
 #[derive(Debug)]
-pub struct Records {
+pub struct Records<T = Outcome> {
     place: Kept,
     header: Header,
     spans: Vec<Option<Span>>,
     n_done: usize,
     len_bytes: u64,
     synced: Instant,
+    of: PhantomData<fn() -> T>,
 }
 
 #[derive(Debug)]
@@ -108,7 +111,7 @@ enum Kept {
 /// that loses its power does.
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-impl Records {
+impl<T: Serialize + DeserializeOwned> Records<T> {
     /// Records in memory, of so many prompts.
     pub fn in_memory(header: Header, n: usize) -> Self {
         Self::empty(Kept::Memory(Vec::new()), header, n)
@@ -166,7 +169,8 @@ impl Records {
     }
 
     fn empty(place: Kept, header: Header, n: usize) -> Self {
-        Self { place, header, spans: vec![None; n], n_done: 0, len_bytes: 0, synced: Instant::now() }
+        let spans = vec![None; n];
+        Self { place, header, spans, n_done: 0, len_bytes: 0, synced: Instant::now(), of: PhantomData }
     }
 
     /// Finds the records behind the header. A line that is none is one that a disk damaged: its prompt is run again.
@@ -179,7 +183,7 @@ impl Records {
             if !line.ends_with(b"\n") {
                 return Ok(());
             }
-            if let Ok(record) = serde_json::from_slice::<Record>(&line) {
+            if let Ok(record) = serde_json::from_slice::<Record<T>>(&line) {
                 let n = self.spans.len();
                 if record.index as usize >= n {
                     return Err(RecordsError::TooMany { path: path.to_owned(), index: record.index + 1, n });
@@ -190,7 +194,7 @@ impl Records {
         }
     }
 
-    fn note(&mut self, record: &Record, offset: u64, len_bytes: u32) {
+    fn note(&mut self, record: &Record<T>, offset: u64, len_bytes: u32) {
         let digest = u64::from_str_radix(&record.digest, 16).unwrap_or(0);
         let span = Span { offset, len_bytes, digest };
         if self.spans[record.index as usize].replace(span).is_none() {
@@ -235,7 +239,7 @@ impl Records {
     ///
     /// # Errors
     /// The system does not take it; those before it stay.
-    pub(crate) fn append(&mut self, index: usize, digest: u64, outcome: Outcome) -> Result<(), RecordsError> {
+    pub fn append(&mut self, index: usize, digest: u64, outcome: T) -> Result<(), RecordsError> {
         let record = Record { index: index as u32, digest: format!("{digest:016x}"), outcome };
         if self.len_bytes == 0 {
             let line = line(&self.header);
@@ -278,7 +282,7 @@ impl Records {
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn sync_if_due(&mut self) -> Result<(), RecordsError> {
+    pub fn sync_if_due(&mut self) -> Result<(), RecordsError> {
         if self.synced.elapsed() < SYNC_INTERVAL { Ok(()) } else { self.sync() }
     }
 
@@ -286,7 +290,7 @@ impl Records {
     ///
     /// # Errors
     /// What the system says.
-    pub(crate) fn sync(&mut self) -> Result<(), RecordsError> {
+    pub fn sync(&mut self) -> Result<(), RecordsError> {
         self.synced = Instant::now();
         match &self.place {
             Kept::File { path, file: Some(file) } => {
@@ -300,7 +304,7 @@ impl Records {
     ///
     /// # Errors
     /// It cannot be read again.
-    pub fn read(&self, i: usize) -> Result<Option<Record>, RecordsError> {
+    pub fn read(&self, i: usize) -> Result<Option<Record<T>>, RecordsError> {
         let Some(Span { offset, len_bytes, .. }) = self.spans[i] else { return Ok(None) };
         let mut bytes = vec![0; len_bytes as usize];
         match &self.place {
@@ -361,6 +365,8 @@ fn differences(then: &Map<String, Value>, now: &Map<String, Value>) -> Vec<Strin
 mod tests {
     use super::*;
     use hint::Hint;
+
+    type Records = super::Records<Outcome>;
 
     fn header(seed: u64) -> Header {
         let settings = serde_json::json!({ "weights": "a", "precision": "f32" });

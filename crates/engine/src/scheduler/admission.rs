@@ -3,6 +3,8 @@
 //! Nobody waits for ever. The sequence that came first of those that run never loses its blocks, and one that is alone
 //! always has room; so it ends, and the next one is first. Who was preempted is at the front of the queue, where nobody
 //! overtakes it, and another that waits there for blocks is overtaken so many times and no more.
+//!
+//! Requests in the background are the exception: as long as others want what they have, they wait.
 
 use super::Scheduler;
 use super::request::Event;
@@ -13,6 +15,18 @@ const MAX_OVERTAKEN: usize = 16;
 
 /// How far behind the front of the queue somebody is looked for who fits.
 const LOOK_BEHIND: usize = 8;
+
+/// Who gets a slot next.
+enum Next {
+    /// That one in the queue; so many of its blocks are there already.
+    One {
+        index: usize,
+        n_found: usize,
+    },
+    /// Somebody, if there were more blocks.
+    NoBlocks,
+    Nobody,
+}
 
 impl Scheduler {
     /// Gives every generating sequence the block of its next position. While there are too few, the youngest sequence
@@ -26,8 +40,9 @@ impl Scheduler {
             if n_growing <= self.tables.n_available() {
                 break;
             }
-            let running = self.slots.iter().enumerate().filter_map(|(slot, s)| Some((s.as_ref()?.id, slot)));
-            let (_, slot) = running.max().expect("one that grows");
+            let running = self.slots.iter().enumerate();
+            let running = running.filter_map(|(slot, s)| s.as_ref().map(|s| (s.is_background(), s.id, slot)));
+            let (_, _, slot) = running.max().expect("one that grows");
             self.preempt(slot);
         }
         for slot in 0..self.slots.len() {
@@ -45,33 +60,57 @@ impl Scheduler {
         sequence.is_generating() && !self.tables.has_room(slot, sequence.n_forwarded + 1)
     }
 
-    /// Puts a sequence back to the front of the queue. Its tokens and random numbers go with it, also the one that a
-    /// step in flight is generating, so it goes on as if nothing had happened.
+    /// Puts a sequence back to the front of the queue, or of its part that is in the background. Its tokens and random
+    /// numbers go with it, also the one that a step in flight is generating, so it goes on as if nothing had happened.
     fn preempt(&mut self, slot: usize) {
         let Some(mut sequence) = self.vacate(slot) else { return };
         sequence.start_over();
-        self.waiting.push_front(sequence);
+        let place = if sequence.is_background() { self.n_foreground() } else { 0 };
+        self.waiting.insert(place, sequence);
         self.figures.preemptions += 1;
     }
 
-    /// Fills the slots that are free, in the order of the queue as far as blocks allow.
+    /// Fills the slots that are free, in the order of the queue as far as blocks allow. Who is not in the background
+    /// gets what those have who are: one after the other gives its slot and its blocks, the youngest first.
     pub(super) fn admit(&mut self) {
+        loop {
+            let is_short = self.fill_slots();
+            let is_background = |sequence: &Sequence| sequence.is_background();
+            if !is_short || self.waiting.front().is_none_or(is_background) {
+                return;
+            }
+            let running = self.slots.iter().enumerate();
+            let background =
+                running.filter_map(|(slot, s)| s.as_ref().filter(|s| s.is_background()).map(|s| (s.id, slot)));
+            let Some((_, slot)) = background.max() else { return };
+            self.preempt(slot);
+        }
+    }
+
+    /// Whether those who wait lack slots, or the first of them blocks.
+    fn fill_slots(&mut self) -> bool {
         for slot in 0..self.slots.len() {
             if self.slots[slot].is_some() {
                 continue;
             }
-            let Some((index, n_found)) = self.next_to_admit() else { return };
-            let Some(sequence) = self.waiting.remove(index) else { return };
+            let (index, n_found) = match self.next_to_admit() {
+                Next::One { index, n_found } => (index, n_found),
+                Next::NoBlocks => return true,
+                Next::Nobody => return false,
+            };
+            let Some(sequence) = self.waiting.remove(index) else { return false };
             if index > 0 {
                 self.waiting[0].n_overtaken += 1;
             }
             self.begin(slot, sequence, n_found);
         }
+        !self.waiting.is_empty()
     }
 
-    /// Who in the queue gets a slot next, and how many of its blocks are there already.
-    fn next_to_admit(&mut self) -> Option<(usize, usize)> {
-        let front = self.waiting.front()?;
+    /// Who in the queue gets a slot next.
+    fn next_to_admit(&mut self) -> Next {
+        let Some(front) = self.waiting.front() else { return Next::Nobody };
+        let is_background = front.is_background();
         let may_overtake = !front.is_preempted && front.n_overtaken < MAX_OVERTAKEN;
         let last = if may_overtake { LOOK_BEHIND } else { 0 };
         // What those who run may still need, a block each: else who is admitted now would soon be preempted.
@@ -79,11 +118,15 @@ impl Scheduler {
             sequence.as_ref().is_some_and(|sequence| !self.tables.has_room(slot, sequence.n_positions()))
         };
         let n_reserved = self.slots.iter().enumerate().filter(|slot| may_grow(*slot)).count();
-        let n_available = self.tables.n_available().checked_sub(n_reserved)?;
+        let Some(n_available) = self.tables.n_available().checked_sub(n_reserved) else { return Next::NoBlocks };
+        let mut lacks_blocks = false;
         for index in 0..self.waiting.len().min(1 + last) {
             let sequence = &mut self.waiting[index];
+            if sequence.is_background() != is_background {
+                break; // who is in the background overtakes nobody who is not
+            }
             if !sequence.is_known() {
-                return None; // its last token is on its way
+                return Next::Nobody; // its last token is on its way
             }
             if self.keeps_prefixes {
                 sequence.make_keys(self.block_tokens);
@@ -95,10 +138,11 @@ impl Scheduler {
             }
             let n_new = self.tables.blocks_of(sequence.tokens.len()) - n_found;
             if n_new + self.tables.n_idle(&sequence.keys[..n_found]) <= n_available {
-                return Some((index, n_found));
+                return Next::One { index, n_found };
             }
+            lacks_blocks = true;
         }
-        None
+        if lacks_blocks { Next::NoBlocks } else { Next::Nobody }
     }
 
     /// How many blocks a sequence may begin with: one token at least is left to compute, and all that are to tell how
@@ -123,7 +167,8 @@ impl Scheduler {
             let key = |of: &Sequence| n_blocks.checked_sub(1).and_then(|last| of.keys.get(last)).copied();
             most(sequence) == n_blocks && key(sequence).is_some() && key(sequence) == key(waiting)
         };
-        let computes = |sequence: &&Sequence| sequence.is_kept && sequence.n_generated == 0;
+        let may_wait_for = |sequence: &Sequence| waiting.is_background() || !sequence.is_background();
+        let computes = |sequence: &&Sequence| sequence.is_kept && sequence.n_generated == 0 && may_wait_for(sequence);
         let mut running = self.slots.iter().flatten();
         let may_begin = self.keeps_prefixes && !waiting.is_scored();
         may_begin && n_found < n_blocks && running.any(|sequence| computes(&sequence) && same(&sequence))

@@ -113,7 +113,9 @@ impl Scheduler {
             self.events.push(Event::Finished { request: id, reason: FinishReason::Length });
             return id;
         }
-        self.waiting.push_back(Sequence::new(id, request));
+        let sequence = Sequence::new(id, request);
+        let place = if sequence.is_background() { self.waiting.len() } else { self.n_foreground() };
+        self.waiting.insert(place, sequence);
         id
     }
 
@@ -269,10 +271,18 @@ impl Scheduler {
         Some(sequence)
     }
 
-    /// Where in the queue a preempted request is: those are at its front.
+    /// Requests in the queue that are not in the background: they are before those that are.
+    fn n_foreground(&self) -> usize {
+        self.waiting.partition_point(|sequence| !sequence.is_background())
+    }
+
+    /// Where in the queue a preempted request is: before all others that are in the background, or are not, as it.
     fn preempted(&self, request: RequestId) -> Option<usize> {
-        let preempted = self.waiting.iter().take_while(|sequence| sequence.is_preempted);
-        preempted.enumerate().find(|(_, sequence)| sequence.id == request).map(|(index, _)| index)
+        let of = |begin: usize| {
+            let preempted = self.waiting.iter().enumerate().skip(begin).take_while(|(_, of)| of.is_preempted);
+            preempted.into_iter().find(|(_, sequence)| sequence.id == request).map(|(index, _)| index)
+        };
+        of(0).or_else(|| of(self.n_foreground()))
     }
 
     /// Tells the prefix cache of the blocks of a slot that are complete and whose tokens are known. What is launched

@@ -32,6 +32,10 @@ pub struct Request {
     /// What was generated before, for a request that began elsewhere: it goes on behind these tokens as if they had
     /// been generated here. They count among `max_new_tokens`, and are not told.
     pub generated: Vec<u32>,
+    /// Runs only where no other request would: it waits behind all that are not in the background, and gives up its
+    /// slot, its blocks and its rows of a step to them. What it computed stays in the prefix cache as long as there is
+    /// room, and its tokens stay.
+    pub is_background: bool,
 }
 
 impl Request {
@@ -41,8 +45,18 @@ impl Request {
     /// A request for tokens and nothing special.
     pub fn new(prompt: Vec<u32>, max_new_tokens: usize, stop: Vec<u32>, sampling: Sampling) -> Self {
         let changes = LogitChanges::default();
-        let (n_logprobs, prompt_logprobs, cache_salt, generated) = (None, None, 0, Vec::new());
-        Self { prompt, max_new_tokens, stop, sampling, changes, n_logprobs, prompt_logprobs, cache_salt, generated }
+        Self {
+            prompt,
+            max_new_tokens,
+            stop,
+            sampling,
+            changes,
+            n_logprobs: None,
+            prompt_logprobs: None,
+            cache_salt: 0,
+            generated: Vec::new(),
+            is_background: false,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that
 //! a long one gets through; the other half to those that are nearest to their ends, so that none waits for a long one.
-//! Prompts of the same length follow each other.
+//! Prompts of the same length follow each other. Prompts in the background have what the others leave.
 
 use super::Scheduler;
 use super::request::RequestId;
@@ -13,6 +13,7 @@ use super::step::{Row, RowToken, Step};
 struct Share {
     slot: usize,
     request: RequestId,
+    is_background: bool,
     n_left: usize,
     n_rows: usize,
 }
@@ -69,11 +70,16 @@ impl Scheduler {
             let sequence = sequence.as_ref()?;
             // Those that generate have had their row.
             let n_left = sequence.tokens.len().checked_sub(sequence.n_forwarded).filter(|&n_left| n_left > 0)?;
-            Some(Share { slot, request: sequence.id, n_left, n_rows: 0 })
+            Some(Share { slot, request: sequence.id, is_background: sequence.is_background(), n_left, n_rows: 0 })
         };
         let mut shares: Vec<Share> = self.slots.iter().enumerate().filter_map(share).collect();
         let most = if step.rows.is_empty() { usize::MAX } else { self.options.max_prompt_rows };
-        share_rows(&mut shares, most.min(self.options.max_rows - step.rows.len()));
+        shares.sort_unstable_by_key(|share| (share.is_background, share.slot));
+        let n_foreground = shares.partition_point(|share| !share.is_background);
+        let (foreground, background) = shares.split_at_mut(n_foreground);
+        let n_left = share_rows(foreground, most.min(self.options.max_rows - step.rows.len()));
+        share_rows(background, n_left);
+        shares.sort_unstable_by_key(|share| share.slot);
         self.cut_to_logit_rows(&mut shares, step);
         for share in shares {
             self.add_prompt_rows(share.slot, share.n_rows, step);
@@ -124,8 +130,8 @@ impl Scheduler {
     }
 }
 
-/// Shares `room` rows, in the order of slots.
-fn share_rows(shares: &mut [Share], mut room: usize) {
+/// Shares `room` rows; what is left of them.
+fn share_rows(shares: &mut [Share], mut room: usize) -> usize {
     if let Some(first) = shares.iter_mut().min_by_key(|share| share.request) {
         first.n_rows = first.n_left.min(room.div_ceil(2));
         room -= first.n_rows;
@@ -136,5 +142,5 @@ fn share_rows(shares: &mut [Share], mut room: usize) {
         share.n_rows += more;
         room -= more;
     }
-    shares.sort_unstable_by_key(|share| share.slot);
+    room
 }

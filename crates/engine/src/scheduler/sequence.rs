@@ -85,6 +85,11 @@ impl Sequence {
         sequence
     }
 
+    /// Whether it runs only where no other would.
+    pub(crate) fn is_background(&self) -> bool {
+        self.request.is_background
+    }
+
     /// Whether all tokens that steps so far generate are known.
     pub(crate) fn is_known(&self) -> bool {
         self.tokens.len() == self.n_prompt + self.n_generated

@@ -99,12 +99,14 @@ pub(super) struct Times {
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
     pub(crate) n_tokens: usize,
+    /// Whether the request is in the background: then nobody waits for it, and its times say nothing.
+    pub(crate) is_background: bool,
 }
 
 impl Mailbox {
-    pub(super) fn new(intake: Arc<Intake>, n_prompt: usize) -> Self {
-        let times =
-            Times { submitted: Instant::now(), admitted: None, first_token: None, last_token: None, n_tokens: 0 };
+    pub(super) fn new(intake: Arc<Intake>, n_prompt: usize, is_background: bool) -> Self {
+        let (submitted, admitted, first_token, last_token) = (Instant::now(), None, None, None);
+        let times = Times { submitted, admitted, first_token, last_token, n_tokens: 0, is_background };
         let state = State { phase: Phase::Waiting, new: Chunk::default(), is_news: false, awaited: Awaited::No, times };
         Self { state: Mutex::new(state), notify: Notify::new(), intake, n_prompt }
     }
@@ -116,7 +118,9 @@ impl Mailbox {
             state.phase = Phase::Running;
             state.times.admitted = Some(now);
             state.new.cached_tokens = Some(cached_tokens);
-            self.intake.admitted(self.n_prompt);
+            if !state.times.is_background {
+                self.intake.admitted(self.n_prompt);
+            }
             self.intake.metrics.admitted(&state.times, self.n_prompt, cached_tokens);
             self.tell(state, now);
         }
@@ -174,7 +178,11 @@ impl Mailbox {
 
     fn leave(&self, state: &mut State) {
         let was_running = mem::replace(&mut state.phase, Phase::Over) == Phase::Running;
-        self.intake.ended(self.n_prompt, was_running);
+        if state.times.is_background {
+            self.intake.background_ended();
+        } else {
+            self.intake.ended(self.n_prompt, was_running);
+        }
     }
 
     fn tell(&self, mut state: MutexGuard<'_, State>, now: Instant) {

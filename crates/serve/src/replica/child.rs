@@ -17,7 +17,7 @@ use replica::child::{begin, tell};
 enum Heard {
     Order(ServeReplicaOrder),
     /// A request has its mask, or cannot have one.
-    Masked(u64, Result<Request, String>),
+    Masked(u64, Result<Box<Request>, String>),
 }
 
 /// What is heard from the one that started this process.
@@ -50,7 +50,9 @@ impl Orders {
     ) -> Result<(), EngineError> {
         let times = Times::default();
         let masked = self.tell;
-        let made = move |key, made| drop(masked.send(Heard::Masked(key, made)));
+        let made = move |key, made: Result<Request, String>| {
+            drop(masked.send(Heard::Masked(key, made.map(Box::new))));
+        };
         let masks = masks::start(grammars, times.clone(), made).expect("a thread as others before it");
         let mut open = Open { engine, masks, states: HashMap::new(), keys: HashMap::new() };
         tell(ServeReplicaMessage::Ready(ready));
@@ -114,7 +116,7 @@ impl Open<'_> {
                     let figures = self.engine.figures();
                     tell(ServeReplicaMessage::Stepped(Stepped { figures, finished, ..Stepped::default() }));
                 }
-                (_, Ok(request)) => self.submit(key, request),
+                (_, Ok(request)) => self.submit(key, *request),
                 (_, Err(why)) => tell(ServeReplicaMessage::Refused(key, why)),
             },
         }

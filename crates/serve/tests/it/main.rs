@@ -2,6 +2,7 @@
 
 extern crate gptoss_jit_serve as serve;
 
+mod batches;
 mod bodies;
 mod carried;
 mod custom_tools;

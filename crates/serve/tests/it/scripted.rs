@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,6 +15,8 @@ use engine::scheduler::{FinishReason, LogitRowLogprobs, Request, TokenLogprob, T
 use model::tokenizer::Tokenizer;
 use serde_json::Value;
 use serve::backend::{Backend, Figures, Health, ModelFacts, Refused};
+use serve::batches::Batches;
+use serve::batches::store::BatchLimits;
 use serve::intake::{Intake, IntakeLimits};
 use serve::keys::Keys;
 use serve::mailbox::{Ending, Failed, Generation};
@@ -33,6 +36,8 @@ pub struct ScriptedAnswer {
     pub fails: bool,
     /// Asks the mask of each.
     pub is_checked: bool,
+    /// Comes to no end.
+    pub hangs: bool,
 }
 
 fn end(fails: bool, reason: FinishReason) -> Ending {
@@ -57,6 +62,7 @@ pub struct SeenRequest {
     pub seed: u64,
     /// With a mask, how many of the tokens it allows; the model says all of them in any case.
     pub n_allowed: Option<usize>,
+    pub is_background: bool,
 }
 
 /// The model.
@@ -75,6 +81,7 @@ impl Backend for Script {
             prompt: request.prompt.clone(),
             max_new_tokens: request.max_new_tokens,
             seed: request.sampling.seed,
+            is_background: request.is_background,
             n_allowed: request.changes.mask.take().filter(|_| said.is_checked).map(|mask| n_allowed(mask, &said.ids)),
         });
         let now = Instant::now();
@@ -93,7 +100,7 @@ impl Backend for Script {
                     return;
                 }
             }
-            if n == usize::MAX {
+            if n == usize::MAX && !said.hangs {
                 mailbox.end(end(said.fails, FinishReason::Length));
             }
         };
@@ -154,17 +161,23 @@ impl Scripted {
     }
 
     pub fn with_keys(keys: &[&str]) -> Self {
-        Self::with(keys, Tokenizer::o200k_harmony())
+        Self::with(keys, Tokenizer::o200k_harmony(), Batches::default())
+    }
+
+    /// With a folder for files and batches, which go on.
+    pub fn with_batches(keys: &[&str], folder: &Path, limits: BatchLimits) -> Self {
+        let batches = Batches::open(folder, limits).expect("a folder of nobody else");
+        Self::with(keys, Tokenizer::o200k_harmony(), batches)
     }
 
     /// With a model whose texts begin with a token.
     pub fn with_begin(name: &str) -> Self {
         let tokenizer = Tokenizer::o200k_harmony();
         let begin = tokenizer.special(name).expect("a special token");
-        Self::with(&[], tokenizer.with_begin(vec![begin]))
+        Self::with(&[], tokenizer.with_begin(vec![begin]), Batches::default())
     }
 
-    fn with(keys: &[&str], tokenizer: Tokenizer) -> Self {
+    fn with(keys: &[&str], tokenizer: Tokenizer, batches: Batches) -> Self {
         let vocab_size = tokenizer.vocab_size();
         let limits = IntakeLimits {
             n_slots: 8,
@@ -193,21 +206,25 @@ impl Scripted {
             ids: Default::default(),
             history: Default::default(),
             responses: Default::default(),
+            batches,
             seal: Default::default(),
             long_work: Default::default(),
             body_room: Default::default(),
             open: Arc::new(()),
         };
+        let server = Arc::new(server);
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("bound");
         listener.set_nonblocking(true).expect("a socket");
+        let served = server.clone();
+        runtime.block_on(async { Batches::resume(&server) });
         runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener).expect("in a runtime");
             // As `serve` does: else what it sends second waits 40 ms for an acknowledgement.
             let listener = listener.tap_io(|stream| stream.set_nodelay(true).expect("a socket"));
-            axum::serve(listener, router(Arc::new(server))).await.expect("serves");
+            axum::serve(listener, router(served)).await.expect("serves");
         });
         Self { script, tokenizer, address, connection: Mutex::default(), _runtime: runtime }
     }
@@ -233,16 +250,18 @@ impl Scripted {
 
     /// Says it, and asks the mask whether it may.
     pub fn say_checked(&self, text: &str) {
-        let said = ScriptedAnswer { ids: self.ids(text), fails: false, is_checked: true };
+        let said = ScriptedAnswer { ids: self.ids(text), is_checked: true, ..ScriptedAnswer::default() };
         self.script.said.lock().unwrap().push_back(said);
     }
 
     pub fn say_and_fail(&self, text: &str) {
-        self.script.said.lock().unwrap().push_back(ScriptedAnswer {
-            ids: self.ids(text),
-            fails: true,
-            is_checked: false,
-        });
+        let said = ScriptedAnswer { ids: self.ids(text), fails: true, ..ScriptedAnswer::default() };
+        self.script.said.lock().unwrap().push_back(said);
+    }
+
+    /// Says nothing, and comes to no end.
+    pub fn hang(&self) {
+        self.script.said.lock().unwrap().push_back(ScriptedAnswer { hangs: true, ..ScriptedAnswer::default() });
     }
 
     /// What the last request came to.
@@ -285,6 +304,11 @@ impl Scripted {
     }
 
     pub fn ask(&self, method: &str, key: &str, path: &str, body: &str) -> Answered {
+        self.ask_with(method, key, path, "Content-Type: application/json", body)
+    }
+
+    /// The same with other lines of the head.
+    pub fn ask_with(&self, method: &str, key: &str, path: &str, head: &str, body: &str) -> Answered {
         let mut kept = self.connection.lock().unwrap();
         let mut connection = kept.take().unwrap_or_else(|| {
             let stream = TcpStream::connect(self.address).expect("it listens");
@@ -294,7 +318,7 @@ impl Scripted {
         });
         let request = format!(
             "{method} {path} HTTP/1.1\r\nHost: test\r\nAuthorization: Bearer {key}\r\n\
-             Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+             {head}\r\nContent-Length: {}\r\n\r\n{body}",
             body.len()
         );
         connection.get_mut().write_all(request.as_bytes()).expect("it reads");

@@ -252,3 +252,74 @@ fn prompts_of_one_length_follow_each_other_and_leave_room_for_those_who_generate
     scheduler.advance(&first, &[5]);
     assert_eq!(of_slots(&scheduler.next_step(all)), [1, 10, 0]);
 }
+
+fn in_background(prompt: &[u32], max_new_tokens: usize) -> Request {
+    Request { is_background: true, ..request(prompt, max_new_tokens) }
+}
+
+fn rows_of(step: &Step, id: u32) -> usize {
+    step.rows.iter().filter(|row| row.token == RowToken::Id(id)).count()
+}
+
+#[test]
+fn who_is_in_the_background_gives_way_at_once_and_loses_nothing() {
+    let mut scheduler = scheduler(2, 200, 192, 100);
+    let background = [1, 2, 3].map(|id| scheduler.submit(in_background(&[id; 20], 6)));
+    let first = scheduler.next_step(all);
+    assert_eq!([1, 2, 3].map(|id| rows_of(&first, id)), [20, 20, 0]);
+    let mut answers = [0; 4];
+    let mut count = |events: Vec<Event>| {
+        for event in events {
+            if let Event::Token { request, .. } = event {
+                answers[request.0] += 1;
+            }
+        }
+    };
+    count(scheduler.advance(&first, &[5, 5]));
+    // One step is in flight when somebody comes who is not to wait: both slots are taken.
+    let second = scheduler.next_step(all);
+    let other = scheduler.submit(request(&[8; 30], 3));
+    let third = scheduler.next_step(all);
+    assert_eq!(rows_of(&third, 8), 30, "its whole prompt is in the next step");
+    count(scheduler.advance(&second, &[5, 5]));
+    count(scheduler.advance(&third, &vec![5; third.logit_rows.len()]));
+    let mut order = Vec::new();
+    while !scheduler.is_idle() {
+        let step = scheduler.next_step(all);
+        let events = scheduler.advance(&step, &vec![5; step.logit_rows.len()]);
+        let ended = |event: &Event| if let Event::Finished { request, .. } = event { Some(*request) } else { None };
+        order.extend(events.iter().filter_map(ended));
+        count(events);
+        scheduler.take_events();
+    }
+    assert_eq!(order, [&[other], &background[..]].concat(), "the one that gave way goes on before the third");
+    assert_eq!((answers, scheduler.figures().preemptions), ([6, 6, 6, 3], 1));
+}
+
+#[test]
+fn blocks_and_rows_are_for_those_first_who_are_not_in_the_background() {
+    // Three blocks of 64 tokens, all of which are taken when somebody comes who needs two.
+    let mut scheduler = scheduler(4, 100, 192, 3);
+    (1..4).for_each(|id| _ = scheduler.submit(in_background(&[id; 30], 9)));
+    let first = scheduler.next_step(all);
+    assert_eq!([1, 2, 3].map(|id| rows_of(&first, id)), [30, 30, 30]);
+    scheduler.advance(&first, &[5, 5, 5]);
+    scheduler.submit(request(&[8; 100], 1));
+    let second = scheduler.next_step(all);
+    assert_eq!((rows_of(&second, 8), rows_of(&second, 5), scheduler.figures().preemptions), (99, 1, 2));
+    // Who waits in front of all others in the background is not overtaken by them.
+    scheduler.submit(request(&[9; 128], 1));
+    scheduler.advance(&second, &[5]);
+    let third = scheduler.next_step(all);
+    assert_eq!([8, 9, 1, 2, 3].map(|id| rows_of(&third, id)), [1, 0, 0, 0, 0]);
+
+    let mut scheduler = self::scheduler(2, 32, 4096, 200);
+    scheduler.submit(in_background(&[1; 100], 1));
+    scheduler.submit(request(&[2; 40], 1));
+    let steps = [(); 3].map(|()| {
+        let step = scheduler.next_step(all);
+        scheduler.advance(&step, &vec![5; step.logit_rows.len()]);
+        [1, 2].map(|id| rows_of(&step, id))
+    });
+    assert_eq!(steps, [[0, 32], [24, 8], [32, 0]]);
+}

@@ -1,0 +1,474 @@
+//! A batch from its file to its answers.
+//!
+//! Each answer is kept when it is there, so a batch goes on behind them after whatever ended the program. Requests are
+//! asked as long as there are places for them, which all batches share in turn, and run in the background: whoever asks
+//! over HTTP waits for none of them.
+
+use std::io::{self, BufWriter, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::http::{Request, header};
+use axum::response::Response;
+use hyper::service::Service;
+use hyper_util::service::TowerToHyperService;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, json};
+use tokio::task::{JoinSet, spawn_blocking};
+use tokio::time::sleep;
+
+use super::batch::{Batch, BatchEnd, Problem, Status};
+use super::files::BATCH_OUTPUT;
+use super::lines::{Expected, Line, Lines, Unusable};
+use super::store::{NotKept, Store, StoredFile};
+use crate::Server;
+use crate::backend::Health;
+use crate::error::ApiError;
+use crate::keys::Caller;
+use crate::request_log::in_background;
+use crate::{chat, completions, responses};
+use batch::records::{Header, Records, VERSION};
+use system::new_file::NewFile;
+
+/// From one try to keep something to the next.
+const PAUSE: Duration = Duration::from_secs(5);
+
+/// Tries to answer a request for which the engine has no room or no memory; each waits longer than the one before.
+const MAX_TRIES: u32 = 8;
+
+/// Longest wait of these.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// A batch that was begun so often without another answer is given up: what it asks ends the program.
+const MAX_STARTS: u32 = 5;
+
+/// An answer as it is kept: a line of one of the two files.
+#[derive(Debug, Serialize, Deserialize)]
+struct KeptAnswer {
+    is_error: bool,
+    line: String,
+}
+
+type Answers = Records<KeptAnswer>;
+
+/// The program ends: the next one goes on.
+struct Ended;
+
+/// Answers a batch, if it is not over.
+pub(super) async fn drive(server: Arc<Server>, store: Arc<Store>, batch: Arc<Batch>) {
+    let driver = Driver { server, store, batch };
+    // Who is told that the program ends has nothing more to do.
+    let _: Result<(), Ended> = driver.run().await;
+}
+
+struct Driver {
+    server: Arc<Server>,
+    store: Arc<Store>,
+    batch: Arc<Batch>,
+}
+
+impl Driver {
+    async fn run(&self) -> Result<(), Ended> {
+        let Some(lines) = self.read().await? else { return Ok(()) };
+        let lines = Arc::new(lines);
+        let mut answers = self.open(&lines).await?;
+        let end = match self.batch.record().end {
+            Some(end) => end,
+            None => self.answer(&lines, &mut answers).await?,
+        };
+        self.finish(&lines, answers, end).await
+    }
+
+    /// Tries something that waits for the disk until it succeeds; clients are told what is in the way.
+    async fn insist<T: Send + 'static>(
+        &self,
+        mut work: impl FnMut() -> Result<T, NotKept> + Send + 'static,
+    ) -> Result<T, Ended> {
+        loop {
+            let tried = spawn_blocking(move || (work(), work)).await;
+            let (done, again) = tried.map_err(|_| Ended)?;
+            match done {
+                Ok(done) => {
+                    self.batch.tell(None);
+                    return Ok(done);
+                }
+                Err(error) => self.batch.tell(Some(error.problem())),
+            }
+            work = again;
+            sleep(PAUSE).await;
+        }
+    }
+
+    /// Writes down what changed of the batch.
+    async fn change(
+        &self,
+        change: impl Fn(&mut super::batch::BatchRecord) + Send + Sync + 'static,
+    ) -> Result<(), Ended> {
+        let (store, batch) = (self.store.clone(), self.batch.clone());
+        self.insist(move || store.change(&batch, &change)).await
+    }
+
+    /// The requests; none, if there is something wrong with them.
+    async fn read(&self) -> Result<Option<Lines>, Ended> {
+        let record = self.batch.record();
+        let is_new = record.status == Status::Validating;
+        let (path, server, endpoint) =
+            (self.store.data_path(&record.input_file_id), self.server.clone(), record.endpoint.clone());
+        let max_lines = self.store.limits.max_requests;
+        let read = move || {
+            // What was let in stays in: the model may be another one since, which is told of each request.
+            let check_model = |asked: Option<&str>| match asked {
+                Some(asked) if !is_new => Ok(asked.to_owned()),
+                asked => server.check_model(asked),
+            };
+            let max_lines = if is_new { max_lines } else { usize::MAX };
+            Lines::read(&path, &Expected { endpoint: &endpoint, max_lines, check_model: &check_model })
+        };
+        let problems = match spawn_blocking(read).await.map_err(|_| Ended)? {
+            Ok(lines) => {
+                let (total, model) = (lines.len(), lines.model.clone());
+                self.change(move |record| {
+                    (record.total, record.n_starts) = (total, record.n_starts + 1);
+                    if record.status == Status::Validating {
+                        record.status = Status::InProgress;
+                        record.in_progress_at = Some(crate::now());
+                        record.model.clone_from(&model);
+                    }
+                })
+                .await?;
+                return Ok(Some(lines));
+            }
+            Err(Unusable::Problems(problems)) => problems,
+            Err(Unusable::Io(error)) => {
+                let message = format!("the server could not read the file: {error}");
+                vec![Problem { code: "storage_error".to_owned(), message, param: None, line: None }]
+            }
+        };
+        tracing::info!(id = self.batch.id(), n = problems.len(), "a batch is wrong");
+        self.change(move |record| {
+            record.problems.clone_from(&problems);
+            let status = if record.status == Status::Cancelling { Status::Cancelled } else { Status::Failed };
+            record.finish(status, crate::now());
+        })
+        .await?;
+        Ok(None)
+    }
+
+    /// The answers so far.
+    async fn open(&self, lines: &Arc<Lines>) -> Result<Answers, Ended> {
+        let (path, n) = (self.store.records_path(self.batch.id()), lines.len());
+        let settings = Map::from_iter([("batch".to_owned(), self.batch.id().into())]);
+        let header = Header {
+            gptoss_jit_records: VERSION,
+            started: self.batch.record().created_at,
+            current_date: String::new(),
+            seed: 0,
+            settings,
+        };
+        let open = move || {
+            let not_kept = |error: &dyn std::error::Error| NotKept::new(&path, io::Error::other(hint::chain(error)));
+            let answers = Answers::open(&path, header.clone(), n, false).map_err(|error| not_kept(&error))?;
+            let mut n_failed = 0;
+            for i in (0..n).filter(|&i| answers.digest(i).is_some()) {
+                let read = answers.read(i).map_err(|error| not_kept(&error))?;
+                n_failed += usize::from(read.is_some_and(|record| record.outcome.is_error));
+            }
+            Ok((answers, n_failed))
+        };
+        let (answers, n_failed) = self.insist(open).await?;
+        {
+            let mut record = self.batch.lock();
+            (record.completed, record.failed) = (answers.n_done() - n_failed, n_failed);
+        }
+        if answers.n_done() > 0 {
+            tracing::info!(id = self.batch.id(), n = answers.n_done(), "a batch goes on behind its answers");
+        }
+        Ok(answers)
+    }
+
+    /// Answers what has no answer, until that is to end.
+    async fn answer(&self, lines: &Arc<Lines>, answers: &mut Answers) -> Result<BatchEnd, Ended> {
+        let places = self.server.batches.places(&self.server);
+        let asking = Arc::new(Asking::new(&self.server, &self.batch));
+        let expires_at = self.batch.record().expires_at;
+        if self.batch.record().n_starts > MAX_STARTS {
+            return Ok(BatchEnd::GivenUp);
+        }
+        let mut open =
+            (0..lines.len()).filter(|&i| answers.digest(i).is_none()).collect::<Vec<_>>().into_iter().peekable();
+        let mut under_way: JoinSet<Result<(usize, KeptAnswer), Ended>> = JoinSet::new();
+        loop {
+            if self.batch.record().status == Status::Cancelling {
+                return Ok(BatchEnd::Cancelled);
+            }
+            if crate::now() >= expires_at {
+                return Ok(BatchEnd::Expired);
+            }
+            if open.peek().is_none() && under_way.is_empty() {
+                return Ok(BatchEnd::Answered);
+            }
+            let left = Duration::from_secs(expires_at.saturating_sub(crate::now()));
+            tokio::select! {
+                place = Arc::clone(&places).acquire_owned(), if open.peek().is_some() => {
+                    let (Some(i), Ok(place)) = (open.next(), place) else { return Err(Ended) };
+                    let (asking, lines) = (asking.clone(), lines.clone());
+                    under_way.spawn(async move {
+                        let answered = asking.answer(&lines, i).await;
+                        drop(place);
+                        answered.map(|answer| (i, answer))
+                    });
+                }
+                Some(done) = under_way.join_next() => {
+                    let mut done = vec![done.map_err(|_| Ended)??];
+                    while let Some(more) = under_way.try_join_next() {
+                        done.push(more.map_err(|_| Ended)??);
+                    }
+                    self.keep(answers, done).await?;
+                }
+                () = self.batch.woken() => {}
+                () = sleep(left) => {}
+            }
+        }
+    }
+
+    /// Keeps answers, and waits for that as long as it takes.
+    async fn keep(&self, answers: &mut Answers, done: Vec<(usize, KeptAnswer)>) -> Result<(), Ended> {
+        let n_failed = done.iter().filter(|(_, answer)| answer.is_error).count();
+        let n_completed = done.len() - n_failed;
+        let path = self.store.records_path(self.batch.id());
+        let header = answers.header().clone();
+        let mut held = Some(std::mem::replace(answers, Answers::in_memory(header, 0)));
+        let mut left = done;
+        let keep = move || {
+            let records = held.as_mut().expect("they are given back once");
+            let not_kept =
+                |error: batch::records::RecordsError| NotKept::new(&path, io::Error::other(hint::chain(&error)));
+            while let Some((i, answer)) = left.pop() {
+                let again = KeptAnswer { is_error: answer.is_error, line: answer.line.clone() };
+                if let Err(error) = records.append(i, 0, answer) {
+                    left.push((i, again));
+                    return Err(not_kept(error));
+                }
+            }
+            records.sync_if_due().map_err(not_kept)?;
+            Ok(held.take().expect("it was there"))
+        };
+        *answers = self.insist(keep).await?;
+        let metrics = &self.server.metrics.batch_requests;
+        metrics.get_or_create(&[("outcome", "completed")]).inc_by(n_completed as u64);
+        metrics.get_or_create(&[("outcome", "failed")]).inc_by(n_failed as u64);
+        let goes_on = {
+            let mut record = self.batch.lock();
+            (record.completed, record.failed) = (record.completed + n_completed, record.failed + n_failed);
+            record.n_starts > 1
+        };
+        if goes_on {
+            self.change(|record| record.n_starts = 1).await?;
+        }
+        Ok(())
+    }
+
+    /// Writes the files of a batch, and that it is over.
+    async fn finish(&self, lines: &Arc<Lines>, answers: Answers, end: BatchEnd) -> Result<(), Ended> {
+        let (output, errors) = (self.store.new_id("file-"), self.store.new_id("file-"));
+        self.change(move |record| {
+            if record.end.is_none() {
+                (record.end, record.finalizing_at) = (Some(end), Some(crate::now()));
+                (record.output_file_id, record.error_file_id) = (Some(output.clone()), Some(errors.clone()));
+                record.status = if end == BatchEnd::Cancelled { Status::Cancelling } else { Status::Finalizing };
+            }
+        })
+        .await?;
+        let (store, batch, lines) = (self.store.clone(), self.batch.clone(), lines.clone());
+        let answers = Arc::new(answers);
+        let written = answers.clone();
+        let [output, errors] = self.insist(move || write_files(&store, &batch, &lines, &written, end)).await?;
+        self.change(move |record| {
+            record.output_file_id = record.output_file_id.take().filter(|_| output);
+            record.error_file_id = record.error_file_id.take().filter(|_| errors);
+            record.finish(end.status(), crate::now());
+        })
+        .await?;
+        let record = self.batch.record();
+        tracing::info!(
+            id = record.id,
+            status = record.status.name(),
+            total = record.total,
+            completed = record.completed,
+            failed = record.failed,
+            "a batch is over"
+        );
+        if let Some(answers) = Arc::into_inner(answers)
+            && let Err(error) = answers.remove()
+        {
+            tracing::warn!("{}", hint::chain(&error)); // they are in their files, and only take room
+        }
+        Ok(())
+    }
+}
+
+/// Writes answers in the order of their requests, and the errors; whether there are such and such.
+fn write_files(
+    store: &Store,
+    batch: &Batch,
+    lines: &Lines,
+    answers: &Answers,
+    end: BatchEnd,
+) -> Result<[bool; 2], NotKept> {
+    let record = batch.record();
+    let ids = [&record.output_file_id, &record.error_file_id].map(|id| id.clone().unwrap_or_default());
+    let paths = ids.clone().map(|id| store.data_path(&id));
+    let not_kept = |error: io::Error| NotKept::new(&paths[0], error);
+    let open = |path: &std::path::PathBuf| NewFile::create(path).map_err(|error| NotKept::new(path, error));
+    let mut files = [open(&paths[0])?, open(&paths[1])?];
+    let mut bytes = [0_u64; 2];
+    {
+        let [output, errors] = &mut files;
+        let mut writers = [output, errors].map(|file| BufWriter::new(file.file()));
+        for i in 0..lines.len() {
+            let kept = answers.read(i).map_err(|error| not_kept(io::Error::other(hint::chain(&error))))?;
+            let KeptAnswer { is_error, line } = match kept {
+                Some(record) => record.outcome,
+                None => unanswered(store, &lines.get(i).map_err(not_kept)?, end),
+            };
+            let which = usize::from(is_error);
+            writers[which]
+                .write_all(line.as_bytes())
+                .and_then(|()| writers[which].write_all(b"\n"))
+                .map_err(not_kept)?;
+            bytes[which] += line.len() as u64 + 1;
+        }
+        writers.iter_mut().try_for_each(Write::flush).map_err(not_kept)?;
+    }
+    let words = ["output", "error"];
+    for (which, file) in files.into_iter().enumerate().filter(|(which, _)| bytes[*which] > 0) {
+        file.publish().map_err(|error| NotKept::new(&paths[which], error))?;
+        store.add_file(StoredFile {
+            id: ids[which].clone(),
+            caller: record.caller,
+            order: store.next_order(),
+            bytes: bytes[which],
+            created_at: crate::now(),
+            filename: format!("{}_{}.jsonl", record.id, words[which]),
+            purpose: BATCH_OUTPUT.to_owned(),
+        })?;
+    }
+    Ok(bytes.map(|bytes| bytes > 0))
+}
+
+/// The line of a request that has no answer.
+fn unanswered(store: &Store, line: &Line, end: BatchEnd) -> KeptAnswer {
+    let (code, message) = end.of_unanswered();
+    let line = json!({
+        "id": store.new_id("batch_req_"),
+        "custom_id": line.custom_id,
+        "response": null,
+        "error": {"code": code, "message": message},
+    });
+    KeptAnswer { is_error: true, line: line.to_string() }
+}
+
+/// What the requests of a batch are asked of.
+struct Asking {
+    server: Arc<Server>,
+    endpoints: TowerToHyperService<Router>,
+    endpoint: String,
+    caller: Caller,
+}
+
+/// What becomes of a request.
+enum Asked {
+    Answered(KeptAnswer),
+    /// It may be answered later.
+    NotNow(KeptAnswer),
+}
+
+impl Asking {
+    fn new(server: &Arc<Server>, batch: &Batch) -> Self {
+        let all = Router::new().merge(chat::router()).merge(completions::router()).merge(responses::router());
+        let endpoints = TowerToHyperService::new(Router::new().nest("/v1", all).with_state(server.clone()));
+        let record = batch.record();
+        Self { server: server.clone(), endpoints, endpoint: record.endpoint.clone(), caller: Caller(record.caller) }
+    }
+
+    /// The answer to a request.
+    ///
+    /// # Errors
+    /// There will be none, since the program ends.
+    async fn answer(&self, lines: &Arc<Lines>, i: usize) -> Result<KeptAnswer, Ended> {
+        let mut pause = Duration::from_secs(1);
+        for n_left in (0..MAX_TRIES).rev() {
+            let of_lines = lines.clone();
+            let line = spawn_blocking(move || of_lines.get(i)).await.map_err(|_| Ended)?;
+            let line = match line {
+                Ok(line) => line,
+                Err(error) => {
+                    tracing::warn!("could not read a request of a batch: {error}");
+                    return Err(Ended);
+                }
+            };
+            match self.ask(line).await? {
+                Asked::Answered(answer) => return Ok(answer),
+                Asked::NotNow(answer) if n_left == 0 => return Ok(answer),
+                Asked::NotNow(_) => {}
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        Err(Ended)
+    }
+
+    async fn ask(&self, line: Line) -> Result<Asked, Ended> {
+        let Line { custom_id, body } = line;
+        let request_id = self.server.ids.next("req_");
+        let mut request = Request::post(&self.endpoint)
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(String::from(Box::<str>::from(body))))
+            .map_err(|_| Ended)?;
+        request.extensions_mut().insert(self.caller);
+        let answered = async {
+            let Ok(response) = self.endpoints.call(request).await;
+            response
+        };
+        let response: Response = in_background(request_id.clone(), &self.endpoint, self.caller, answered).await;
+        let code = response.extensions().get::<Arc<ApiError>>().and_then(|error| error.code);
+        let status = response.status();
+        match code {
+            Some("shutting_down") => return Err(Ended),
+            Some("engine_failed") if matches!(self.server.backend.health(), Health::Failed(_)) => return Err(Ended),
+            _ => {}
+        }
+        let bytes = to_bytes(response.into_body(), usize::MAX).await.map_err(|_| Ended)?;
+        let body = String::from_utf8(bytes.into()).ok().and_then(|text| RawValue::from_string(text).ok());
+        let answer = AnswerLine {
+            id: self.server.ids.next("batch_req_"),
+            custom_id: &custom_id,
+            response: AnswerResponse { status_code: status.as_u16(), request_id: &request_id, body },
+            error: None,
+        };
+        let line = serde_json::to_string(&answer).map_err(|_| Ended)?;
+        tracing::debug!(id = request_id, status = status.as_u16(), code, custom_id, "request of a batch");
+        let answer = KeptAnswer { is_error: !status.is_success(), line };
+        let may_be_later = matches!(code, Some("overloaded" | "loading" | "load_failed" | "out_of_memory"));
+        Ok(if may_be_later { Asked::NotNow(answer) } else { Asked::Answered(answer) })
+    }
+}
+
+/// A line of a file of answers.
+#[derive(Serialize)]
+struct AnswerLine<'a> {
+    id: String,
+    custom_id: &'a str,
+    response: AnswerResponse<'a>,
+    error: Option<()>,
+}
+
+#[derive(Serialize)]
+struct AnswerResponse<'a> {
+    status_code: u16,
+    request_id: &'a str,
+    body: Option<Box<RawValue>>,
+}
