@@ -55,7 +55,7 @@ fn everybody_may_look_at_health_and_page_and_version() {
     assert!(script.header("content-type").is_some_and(|found| found.starts_with("text/javascript")));
     assert_eq!(script.status, 200);
     let tag = script.header("etag").expect("a tag").to_owned();
-    let again = ask(server.address, "GET", "/page/app.mjs", &[("If-None-Match", &tag)], b"");
+    let again = ask(server.address, "GET", "/page/app.mjs", &[("If-None-Match", tag.as_str())], b"");
     assert_eq!((again.status, again.body.len()), (304, 0));
     assert_eq!(get(server.address, "/page/none.mjs").fails(404).0, "not_found");
     let metrics = get(server.address, "/metrics");
