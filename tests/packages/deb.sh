@@ -36,7 +36,7 @@ for file in man/man1/gptoss-jit.1.gz man/man1/gptoss-jit-run.1.gz bash-completio
     count $? "/usr/share/$file is missing or empty"
 done
 # The completions are bash's own language, and complete a command.
-found=$(inside bash -c '. /usr/share/bash-completion/completions/gptoss-jit; COMP_WORDS=(gptoss-jit insp) COMP_CWORD=1; _gptoss-jit gptoss-jit insp gptoss-jit; echo "${COMPREPLY[*]}"')
+found=$(inside bash -c '. /usr/share/bash-completion/completions/gptoss-jit; COMP_WORDS=(gptoss-jit insp) COMP_CWORD=1; set -- $(complete -p gptoss-jit); while [ "$1" != -F ]; do shift; done; $2 gptoss-jit insp gptoss-jit; echo "${COMPREPLY[*]}"')
 [ "$found" = inspect ]
 count $? "bash completes \`insp\` as \`$found\`, expected \`inspect\`"
 unit=$root/usr/lib/systemd/system/gptoss-jit.service
