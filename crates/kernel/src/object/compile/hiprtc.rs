@@ -123,8 +123,9 @@ impl Compiler for Hiprtc {
     }
 }
 
-/// Where the device libraries for a family of chips are, if hipRTC does not find its own. Debian's holds them, and looks
-/// for them by other names; its package of the same libraries (`rocm-device-libs-21`) has them in a folder beside it.
+/// Where the device libraries for a family of chips are, if hipRTC does not find its own. Debian's holds them, and
+/// looks for them by other names; its package of the same libraries (`rocm-device-libs-21`) has them in a folder
+/// beside it.
 fn device_libraries(job: &CompileJob) -> Result<Option<PathBuf>, Failure> {
     if !job.target.ends_with("-generic") {
         return Ok(None);
