@@ -33,6 +33,8 @@ pub struct ScriptedAnswer {
     pub fails: bool,
     /// Asks the mask of each.
     pub is_checked: bool,
+    /// Gets its slot only when [`Scripted::go_on`] is called.
+    pub is_late: bool,
 }
 
 fn end(fails: bool, reason: FinishReason) -> Ending {
@@ -65,6 +67,8 @@ struct Script {
     facts: ModelFacts,
     said: Mutex<VecDeque<ScriptedAnswer>>,
     asked: Mutex<Vec<SeenRequest>>,
+    /// What begins those that are late.
+    late: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Backend for Script {
@@ -78,8 +82,9 @@ impl Backend for Script {
             n_allowed: request.changes.mask.take().filter(|_| said.is_checked).map(|mask| n_allowed(mask, &said.ids)),
         });
         let now = Instant::now();
-        mailbox.admitted(now, request.prompt.len() / 2);
         let generation = Generation::new(mailbox.clone(), || {});
+        let n_cached = request.prompt.len() / if said.is_late { 4 } else { 2 };
+        let admitted = mailbox.clone();
         let mut ids = said.ids.into_iter().take(request.max_new_tokens).enumerate();
         let n_at_once = ids.len() / 2;
         let mut tell = move |n: usize| {
@@ -98,8 +103,16 @@ impl Backend for Script {
             }
         };
         // The first half at a time, the others as it happens: what is told is the same.
-        tell(n_at_once);
-        thread::spawn(move || tell(usize::MAX));
+        let begin = move || {
+            admitted.admitted(now, n_cached);
+            tell(n_at_once);
+            thread::spawn(move || tell(usize::MAX));
+        };
+        if said.is_late {
+            self.late.lock().unwrap().push(Box::new(begin));
+        } else {
+            begin();
+        }
         Ok(generation)
     }
 
@@ -176,7 +189,8 @@ impl Scripted {
         let metrics = Metrics::default();
         let facts = limits.facts("fp_0".into(), 1_760_000_000);
         let intake = Intake::new(limits, metrics.clone());
-        let script = Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default() });
+        let script =
+            Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default(), late: Mutex::default() });
         let options = Options {
             model_names: vec!["gpt-oss-20b".into()],
             date: Date::Fixed("2025-06-28".into()),
@@ -233,16 +247,25 @@ impl Scripted {
 
     /// Says it, and asks the mask whether it may.
     pub fn say_checked(&self, text: &str) {
-        let said = ScriptedAnswer { ids: self.ids(text), fails: false, is_checked: true };
+        let said = ScriptedAnswer { ids: self.ids(text), is_checked: true, ..ScriptedAnswer::default() };
         self.script.said.lock().unwrap().push_back(said);
     }
 
     pub fn say_and_fail(&self, text: &str) {
-        self.script.said.lock().unwrap().push_back(ScriptedAnswer {
-            ids: self.ids(text),
-            fails: true,
-            is_checked: false,
-        });
+        let said = ScriptedAnswer { ids: self.ids(text), fails: true, ..ScriptedAnswer::default() };
+        self.script.said.lock().unwrap().push_back(said);
+    }
+
+    /// Says it once [`Self::go_on`] is called; of its prompt a quarter was computed before, and not a half.
+    pub fn say_late(&self, text: &str) {
+        let said = ScriptedAnswer { ids: self.ids(text), is_late: true, ..ScriptedAnswer::default() };
+        self.script.said.lock().unwrap().push_back(said);
+    }
+
+    /// Begins the answers that are late.
+    pub fn go_on(&self) {
+        let late = std::mem::take(&mut *self.script.late.lock().unwrap());
+        late.into_iter().for_each(|begin| begin());
     }
 
     /// What the last request came to.
@@ -271,9 +294,14 @@ impl Scripted {
 
     /// The events of a stream: their types, which chat does not have, and their data.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
+        self.stream_watched(path, body, &mut |_| ())
+    }
+
+    /// The same; `watch` sees what came so far, after each piece.
+    pub fn stream_watched(&self, path: &str, body: &Value, watch: &mut dyn FnMut(&str)) -> Vec<(String, String)> {
         let mut body = body.clone();
         body["stream"] = true.into();
-        let answer = self.ask("POST", "any", path, &body.to_string());
+        let answer = self.ask_watched("POST", "any", path, &body.to_string(), watch);
         assert_eq!((answer.status, answer.content_type.as_str()), (200, "text/event-stream"), "{answer:?}");
         assert!(answer.body.is_empty() || answer.body.ends_with("\n\n"), "{:?}", answer.body);
         let event = |block: &str| {
@@ -285,6 +313,10 @@ impl Scripted {
     }
 
     pub fn ask(&self, method: &str, key: &str, path: &str, body: &str) -> Answered {
+        self.ask_watched(method, key, path, body, &mut |_| ())
+    }
+
+    fn ask_watched(&self, method: &str, key: &str, path: &str, body: &str, watch: &mut dyn FnMut(&str)) -> Answered {
         let mut kept = self.connection.lock().unwrap();
         let mut connection = kept.take().unwrap_or_else(|| {
             let stream = TcpStream::connect(self.address).expect("it listens");
@@ -298,7 +330,7 @@ impl Scripted {
             body.len()
         );
         connection.get_mut().write_all(request.as_bytes()).expect("it reads");
-        let answer = read_answer(&mut connection);
+        let answer = read_answer(&mut connection, watch);
         *kept = Some(connection);
         answer
     }
@@ -310,7 +342,7 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> String {
     line.trim_end().to_owned()
 }
 
-fn read_answer(connection: &mut BufReader<TcpStream>) -> Answered {
+fn read_answer(connection: &mut BufReader<TcpStream>, watch: &mut dyn FnMut(&str)) -> Answered {
     let status = read_line(connection).split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     let (mut content_type, mut length) = (String::new(), None);
     loop {
@@ -327,6 +359,7 @@ fn read_answer(connection: &mut BufReader<TcpStream>) -> Answered {
         let begin = body.len();
         body.resize(begin + length, 0);
         connection.read_exact(&mut body[begin..]).expect("all of it comes");
+        watch(std::str::from_utf8(&body).expect("UTF-8"));
     };
     match length {
         Some(length) => read(connection, length),
