@@ -93,7 +93,10 @@ const CHECK_WORKER: &str = "__check-worker";
 /// The same of a `tune`, to measure for it.
 const TUNE_WORKER: &str = "__tune-worker";
 
+// A command's flags are made when it is the one that was asked for: to make those of all took most of a short command's
+// time.
 #[derive(Subcommand)]
+#[command(defer = true)]
 enum Command {
     Run(Box<run::Args>),
     Merge(Box<merge::Args>),
@@ -152,7 +155,11 @@ fn main() -> ExitCode {
         let output = Output::new(false, false, false, ColorChoice::Auto);
         return ExitCode::from(report::exit_code(Err(error.into()), &output));
     }
-    let cli = match command().try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let mut commands = command();
+    if !serve::config::names_one_of(&commands, &words) {
+        commands.build(); // help that lists commands says of each what it does
+    }
+    let cli = match commands.try_get_matches_from(words).and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli,
         Err(error) => {
             let _ = error.print();

@@ -24,7 +24,7 @@ use kernel::template::contract::TestShape;
 use kernel::template::library::Library;
 use kernel::template::params::ParamsError;
 use kernel::template::render::{Rendered, render};
-use kernel::template::{Params, Precision, Problem, Template};
+use kernel::template::{Param, Params, Precision, Problem, Template};
 use model::config::NamedShape;
 
 #[derive(clap::Args)]
@@ -207,10 +207,25 @@ fn legal_params(
         // Wrong for any problem.
         Err(error @ (ParamsError::Unknown { .. } | ParamsError::Value { .. })) => Err(error),
         Err(_) => {
-            let has_set = |params: &Params| set.iter().all(|(name, value)| params.get(name) == Some(value));
-            Ok(template.legal_params(problem, target).find(has_set))
+            let mut all = with_others(template, set);
+            Ok(all.find_map(|params| template.resolve_params(&params, problem, target).ok()))
         }
     }
+}
+
+/// These values with every choice of the parameters that they leave open, the last of which changes fastest.
+fn with_others<'a>(template: &'a Template, set: &'a Params) -> impl Iterator<Item = Params> + 'a {
+    let is_open = |(name, param): &(&String, &Param)| param.is_tunable && !set.contains_key(*name);
+    let open: Vec<(&String, &Param)> = template.params.iter().filter(is_open).collect();
+    let n_choices: usize = open.iter().map(|(_, param)| param.values.len()).product();
+    (0..n_choices).map(move |mut i| {
+        let mut params = set.clone();
+        for (name, param) in open.iter().rev() {
+            params.insert((*name).clone(), param.values[i % param.values.len()]);
+            i /= param.values.len();
+        }
+        params
+    })
 }
 
 /// A test as a problem, with the first types that the contract allows.

@@ -32,6 +32,11 @@ fn command_at(words: &[OsString]) -> Option<usize> {
     Some(at)
 }
 
+/// Whether a command line names one of the program's commands.
+pub(crate) fn names_one_of(program: &clap::Command, words: &[OsString]) -> bool {
+    command_at(words).is_some_and(|at| program.get_subcommands().any(|command| words[at] == command.get_name()))
+}
+
 /// The words of a command line, with those that its file stands for.
 ///
 /// # Errors

@@ -206,6 +206,30 @@ fn kernels_of_the_matrix_unit_decode_every_code_under_every_scale() {
     assert_same(&got, true, "AMX");
 }
 
+/// Each row has its one scale that is no number in another block, behind the blocks that a wave of either size takes
+/// first, too; the last row has none.
+#[test]
+fn a_scale_that_is_no_number_is_seen_behind_the_first_blocks_of_a_wave() {
+    const N_BLOCKS: usize = 70;
+    const ODD: [usize; 7] = [0, 31, 32, 63, 64, 68, 69];
+    let n_rows = ODD.len() + 1;
+    let mut scales = vec![127u8; n_rows * N_BLOCKS];
+    ODD.iter().enumerate().for_each(|(row, block)| scales[row * N_BLOCKS + block] = 255);
+    let codes = vec![0x22; 16 * scales.len()]; // each is 1
+    let x = Tensor::rounded(Dtype::Bf16, vec![1.0; 32 * N_BLOCKS]);
+    let check = |variant: &str, target: &Target, driver: &dyn Driver| {
+        let got = sums(variant, Precision::Bf16, target, driver, inputs_of(x.clone(), &codes, &scales, n_rows));
+        let numbers: Vec<usize> = (0..n_rows).filter(|row| !got[*row].is_nan()).collect();
+        assert_eq!(numbers, [ODD.len()], "{variant} on {}: rows that are numbers", target.arch);
+        assert_eq!(got[ODD.len()], 32.0 * N_BLOCKS as f32, "{variant} on {}", target.arch);
+    };
+    for arch in ["gfx1100", "gfx942"] {
+        let target = Target::gpu(arch).expect(arch).simulated();
+        check("dot4", &target, &SimDriver::new(arch, target.wave_size, 2).expect("threads"));
+    }
+    check("grouped", &Target::host(), &HostDriver::new(2).expect("threads"));
+}
+
 #[test]
 fn kernels_of_gpus_decode_every_code_under_every_scale() {
     for arch in ["gfx1100", "gfx942"] {

@@ -2,17 +2,19 @@
 //! of the same name the first of these is the family; where it is broken, none is ([`usable`]).
 
 use std::path::{Path, PathBuf};
-use std::sync::{PoisonError, RwLock};
+use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
 
 use super::{Family, FamilyError};
 
 /// The longest file that is read; gpt-oss's has 9 kB.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// All that were found.
+/// What goes before the built-in families, and what was found to be all of them.
+#[derive(Default)]
 struct KnownFamilies {
-    families: Vec<&'static Family>,
+    own: Vec<&'static Family>,
     broken: Vec<Broken>,
+    all: OnceLock<Vec<&'static Family>>,
 }
 
 /// A file of the user's folder that is no family's.
@@ -28,6 +30,27 @@ pub struct Broken {
 /// What is known stays where it is, so that families can be referred to: there are few of them.
 static KNOWN: RwLock<Option<&'static KnownFamilies>> = RwLock::new(None);
 
+/// The built-in files, each with the name of its family and read when somebody asks for it first: most commands need
+/// one of them.
+static BUILT_IN: LazyLock<Vec<BuiltIn>> = LazyLock::new(|| {
+    let files = data::MODELS.iter().filter_map(|(file, text)| Some((file.strip_suffix(".toml")?, *text)));
+    files.map(|(name, text)| BuiltIn { name, text, family: OnceLock::new() }).collect()
+});
+
+struct BuiltIn {
+    name: &'static str,
+    text: &'static str,
+    family: OnceLock<Family>,
+}
+
+impl BuiltIn {
+    fn family(&'static self) -> &'static Family {
+        // Tests read all of them.
+        let read = || Family::read(&format!("<built in>/{}.toml", self.name), self.text);
+        self.family.get_or_init(|| read().unwrap_or_else(|error| panic!("{error}")))
+    }
+}
+
 /// The user's folder, which need not exist: `<config folder>/gptoss-jit/models`.
 pub fn folder() -> Option<PathBuf> {
     dirs::config_dir().map(|dir| dir.join("gptoss-jit/models")).filter(|dir| dir.is_dir())
@@ -39,7 +62,7 @@ pub fn folder() -> Option<PathBuf> {
 /// What is wrong with the first file that is broken, of `files`; those of the folder are kept with theirs, see
 /// [`broken`].
 pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError> {
-    let mut known = KnownFamilies { families: Vec::new(), broken: Vec::new() };
+    let mut known = KnownFamilies::default();
     for file in files {
         let family = read_file(file)?;
         known.add(family);
@@ -51,7 +74,6 @@ pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError>
             Err(error) => known.broken.push(Broken { path, name, error }),
         }
     }
-    known.add_built_in();
     set(known);
     Ok(())
 }
@@ -59,8 +81,8 @@ pub fn read(files: &[PathBuf], folder: Option<&Path>) -> Result<(), FamilyError>
 /// Has a family go before all others, under its name.
 pub fn put_first(family: Family) -> &'static Family {
     let family: &'static Family = Box::leak(Box::new(family));
-    let others = known().iter().filter(|known| known.name != family.name).copied();
-    set(KnownFamilies { families: std::iter::once(family).chain(others).collect(), broken: Vec::new() });
+    let others = found().own.iter().filter(|known| known.name != family.name).copied();
+    set(KnownFamilies { own: std::iter::once(family).chain(others).collect(), ..KnownFamilies::default() });
     family
 }
 
@@ -70,17 +92,23 @@ fn set(known: KnownFamilies) {
 
 /// All families, those first that go before others.
 pub fn known() -> &'static [&'static Family] {
-    &all().families
+    let KnownFamilies { own, all, .. } = found();
+    all.get_or_init(|| {
+        let is_own = |name: &str| own.iter().any(|own| own.name == name);
+        let built_in = BUILT_IN.iter().filter(|file| !is_own(file.name)).map(BuiltIn::family);
+        own.iter().copied().chain(built_in).collect()
+    })
 }
 
 /// The files that could not be read.
 pub fn broken() -> &'static [Broken] {
-    &all().broken
+    &found().broken
 }
 
 /// The family of this name.
 pub fn named(name: &str) -> Option<&'static Family> {
-    known().iter().find(|family| family.name == name).copied()
+    let own = found().own.iter().find(|family| family.name == name).copied();
+    own.or_else(|| BUILT_IN.iter().find(|file| file.name == name).map(BuiltIn::family))
 }
 
 /// OpenAI's gpt-oss, which `.bin` files are of.
@@ -99,28 +127,18 @@ pub(crate) fn usable(family: &Family) -> Result<(), FamilyError> {
     }
 }
 
-fn all() -> &'static KnownFamilies {
+fn found() -> &'static KnownFamilies {
     if let Some(known) = *KNOWN.read().unwrap_or_else(PoisonError::into_inner) {
         return known;
     }
-    let mut known = KnownFamilies { families: Vec::new(), broken: Vec::new() };
-    known.add_built_in();
-    let mut all = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
-    all.get_or_insert_with(|| Box::leak(Box::new(known)))
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    known.get_or_insert_with(|| Box::leak(Box::default()))
 }
 
 impl KnownFamilies {
     fn add(&mut self, family: Family) {
-        if !self.families.iter().any(|known| known.name == family.name) {
-            self.families.push(Box::leak(Box::new(family))); // as long-lived as the process, as what is built in
-        }
-    }
-
-    fn add_built_in(&mut self) {
-        for (name, text) in data::MODELS.iter().filter(|(name, _)| name.ends_with(".toml")) {
-            // Tests read all of them.
-            let family = Family::read(&format!("<built in>/{name}"), text).unwrap_or_else(|error| panic!("{error}"));
-            self.add(family);
+        if !self.own.iter().any(|known| known.name == family.name) {
+            self.own.push(Box::leak(Box::new(family))); // as long-lived as the process, as what is built in
         }
     }
 }
@@ -142,4 +160,19 @@ fn toml_files(folder: &Path) -> Vec<PathBuf> {
         entries.filter(|path| path.extension().is_some_and(|found| found == "toml")).collect();
     files.sort();
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_built_in_file_is_named_after_its_family() {
+        assert!(!BUILT_IN.is_empty());
+        for file in BUILT_IN.iter() {
+            assert_eq!(file.family().name, file.name);
+            assert!(std::ptr::eq(named(file.name).expect("it is built in"), file.family()), "it is read once");
+        }
+        assert!(named("nobody").is_none());
+    }
 }

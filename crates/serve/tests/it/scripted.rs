@@ -38,6 +38,8 @@ pub struct ScriptedAnswer {
     pub is_checked: bool,
     /// Comes to no end.
     pub hangs: bool,
+    /// Gets its slot only when [`Scripted::go_on`] is called.
+    pub is_late: bool,
 }
 
 fn end(fails: bool, reason: FinishReason) -> Ending {
@@ -71,6 +73,8 @@ struct Script {
     facts: ModelFacts,
     said: Mutex<VecDeque<ScriptedAnswer>>,
     asked: Mutex<Vec<SeenRequest>>,
+    /// What begins those that are late.
+    late: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
 }
 
 impl Backend for Script {
@@ -85,8 +89,9 @@ impl Backend for Script {
             n_allowed: request.changes.mask.take().filter(|_| said.is_checked).map(|mask| n_allowed(mask, &said.ids)),
         });
         let now = Instant::now();
-        mailbox.admitted(now, request.prompt.len() / 2);
         let generation = Generation::new(mailbox.clone(), || {});
+        let n_cached = request.prompt.len() / if said.is_late { 4 } else { 2 };
+        let admitted = mailbox.clone();
         let mut ids = said.ids.into_iter().take(request.max_new_tokens).enumerate();
         let n_at_once = ids.len() / 2;
         let mut tell = move |n: usize| {
@@ -105,8 +110,16 @@ impl Backend for Script {
             }
         };
         // The first half at a time, the others as it happens: what is told is the same.
-        tell(n_at_once);
-        thread::spawn(move || tell(usize::MAX));
+        let begin = move || {
+            admitted.admitted(now, n_cached);
+            tell(n_at_once);
+            thread::spawn(move || tell(usize::MAX));
+        };
+        if said.is_late {
+            self.late.lock().unwrap().push(Box::new(begin));
+        } else {
+            begin();
+        }
         Ok(generation)
     }
 
@@ -189,7 +202,8 @@ impl Scripted {
         let metrics = Metrics::default();
         let facts = limits.facts("fp_0".into(), 1_760_000_000);
         let intake = Intake::new(limits, metrics.clone());
-        let script = Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default() });
+        let script =
+            Arc::new(Script { intake, facts, said: Mutex::default(), asked: Mutex::default(), late: Mutex::default() });
         let options = Options {
             model_names: vec!["gpt-oss-20b".into()],
             date: Date::Fixed("2025-06-28".into()),
@@ -264,6 +278,18 @@ impl Scripted {
         self.script.said.lock().unwrap().push_back(ScriptedAnswer { hangs: true, ..ScriptedAnswer::default() });
     }
 
+    /// Says it once [`Self::go_on`] is called; of its prompt a quarter was computed before, and not a half.
+    pub fn say_late(&self, text: &str) {
+        let said = ScriptedAnswer { ids: self.ids(text), is_late: true, ..ScriptedAnswer::default() };
+        self.script.said.lock().unwrap().push_back(said);
+    }
+
+    /// Begins the answers that are late.
+    pub fn go_on(&self) {
+        let late = std::mem::take(&mut *self.script.late.lock().unwrap());
+        late.into_iter().for_each(|begin| begin());
+    }
+
     /// What the last request came to.
     pub fn asked(&self) -> SeenRequest {
         self.script.asked.lock().unwrap().last().expect("something was asked").clone()
@@ -290,9 +316,14 @@ impl Scripted {
 
     /// The events of a stream: their types, which chat does not have, and their data.
     pub fn stream(&self, path: &str, body: &Value) -> Vec<(String, String)> {
+        self.stream_watched(path, body, &mut |_| ())
+    }
+
+    /// The same; `watch` sees what came so far, after each piece.
+    pub fn stream_watched(&self, path: &str, body: &Value, watch: &mut dyn FnMut(&str)) -> Vec<(String, String)> {
         let mut body = body.clone();
         body["stream"] = true.into();
-        let answer = self.ask("POST", "any", path, &body.to_string());
+        let answer = self.ask_watched(("POST", path), "any", JSON, &body.to_string(), watch);
         assert_eq!((answer.status, answer.content_type.as_str()), (200, "text/event-stream"), "{answer:?}");
         assert!(answer.body.is_empty() || answer.body.ends_with("\n\n"), "{:?}", answer.body);
         let event = |block: &str| {
@@ -304,11 +335,22 @@ impl Scripted {
     }
 
     pub fn ask(&self, method: &str, key: &str, path: &str, body: &str) -> Answered {
-        self.ask_with(method, key, path, "Content-Type: application/json", body)
+        self.ask_with(method, key, path, JSON, body)
     }
 
     /// The same with other lines of the head.
     pub fn ask_with(&self, method: &str, key: &str, path: &str, head: &str, body: &str) -> Answered {
+        self.ask_watched((method, path), key, head, body, &mut |_| ())
+    }
+
+    fn ask_watched(
+        &self,
+        (method, path): (&str, &str),
+        key: &str,
+        head: &str,
+        body: &str,
+        watch: &mut dyn FnMut(&str),
+    ) -> Answered {
         let mut kept = self.connection.lock().unwrap();
         let mut connection = kept.take().unwrap_or_else(|| {
             let stream = TcpStream::connect(self.address).expect("it listens");
@@ -322,11 +364,13 @@ impl Scripted {
             body.len()
         );
         connection.get_mut().write_all(request.as_bytes()).expect("it reads");
-        let answer = read_answer(&mut connection);
+        let answer = read_answer(&mut connection, watch);
         *kept = Some(connection);
         answer
     }
 }
+
+const JSON: &str = "Content-Type: application/json";
 
 fn read_line(connection: &mut BufReader<TcpStream>) -> String {
     let mut line = String::new();
@@ -334,7 +378,7 @@ fn read_line(connection: &mut BufReader<TcpStream>) -> String {
     line.trim_end().to_owned()
 }
 
-fn read_answer(connection: &mut BufReader<TcpStream>) -> Answered {
+fn read_answer(connection: &mut BufReader<TcpStream>, watch: &mut dyn FnMut(&str)) -> Answered {
     let status = read_line(connection).split(' ').nth(1).and_then(|status| status.parse().ok()).expect("a status");
     let (mut content_type, mut length) = (String::new(), None);
     loop {
@@ -351,6 +395,7 @@ fn read_answer(connection: &mut BufReader<TcpStream>) -> Answered {
         let begin = body.len();
         body.resize(begin + length, 0);
         connection.read_exact(&mut body[begin..]).expect("all of it comes");
+        watch(std::str::from_utf8(&body).expect("UTF-8"));
     };
     match length {
         Some(length) => read(connection, length),

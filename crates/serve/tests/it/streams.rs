@@ -387,6 +387,30 @@ fn usage_counts_reasoning_and_what_was_cached() {
     assert_eq!(counts.last(), Some(&14));
 }
 
+/// The second answer has a slot, is told and over before the first one has one.
+#[test]
+fn what_was_cached_is_what_the_first_answer_found_whichever_is_told_first() {
+    let server = Scripted::new();
+    let mut body = chat_body();
+    (body["n"], body["stream_options"]) = (json!(2), json!({"include_usage": true}));
+    server.say_late("<|channel|>final<|message|>one<|return|>");
+    server.say("<|channel|>final<|message|>two<|return|>");
+    let mut n_before = 0;
+    let events = server.stream_watched(CHAT, &body, &mut |so_far| {
+        if n_before == 0 && so_far.contains("\"finish_reason\":\"stop\"") {
+            assert!(so_far.contains("two") && !so_far.contains("one"), "{so_far}");
+            n_before = so_far.len();
+            server.go_on();
+        }
+    });
+    assert!(n_before > 0, "{events:?}");
+    let usage = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok()?.get("usage").cloned());
+    let usage = usage.filter(|usage| !usage.is_null()).next_back().expect("the last event has it");
+    let n_prompt = server.asked().prompt.len();
+    assert_ne!(n_prompt / 4, n_prompt / 2);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], n_prompt / 4, "{usage}");
+}
+
 #[test]
 fn reasoning_is_left_out_of_the_answer_if_it_is_not_wanted() {
     let server = Scripted::new();
