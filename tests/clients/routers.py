@@ -3,6 +3,7 @@
     python routers.py ROUTERS LITELLM SCRATCH [NAME...]      folders with the programs, and one for files
 """
 
+import http.client
 import json
 import os
 import pathlib
@@ -121,7 +122,7 @@ def routed(name, url, servers, by_prefix):
                 body = chat([user(f"client {k}, {n}")], stream=k % 2 == 1)
                 whole = ask(url, "/v1/chat/completions", body)
                 done.append((begin, "[DONE]" in whole if k % 2 else "choices" in whole))
-            except (urllib.error.URLError, OSError, ValueError):
+            except (urllib.error.URLError, OSError, ValueError, http.client.HTTPException):
                 done.append((begin, False))
 
     clients = [threading.Thread(target=go_on, args=(k,)) for k in range(4)]
