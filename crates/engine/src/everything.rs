@@ -61,8 +61,13 @@ pub fn add_all(
         drafts: None,
     };
     let (target, library) = (chooser.target(), chooser.library());
-    let Blueprint { graph, .. } = Blueprint::new(checkpoint, &options, target, library)?;
-    add(kernels, &graph, Place::Device, chooser, store, progress)?;
+    // Rows that want logits are chosen where a step has others too: that is a node of its own.
+    let all_want_logits = Blueprint::new(checkpoint, &options, target, library)?.graph;
+    let Blueprint { graph, .. } =
+        Blueprint::new(checkpoint, &ModelOptions { max_rows: 2, ..options }, target, library)?;
+    for graph in [&graph, &all_want_logits] {
+        add(kernels, graph, Place::Device, chooser, store, progress)?;
+    }
     if !checkpoint.expert_bytes().is_empty() {
         let mut shared = graph.clone();
         shared.place_experts(checkpoint.config.family, checkpoint.config.num_hidden_layers);
