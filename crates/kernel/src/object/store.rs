@@ -329,7 +329,8 @@ impl Store {
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&task.key.compiler_name, &task.key.target)?.description();
-                let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
+                let about = task.request.about.clone();
+                let made = NewObject { object, log, label: label.clone(), about, compile_ms, compiler };
                 Ok(Loaded::new(self.cache.publish(&task.key, &made), ObjectOrigin::Compiled))
             }
             Err(error) => {
