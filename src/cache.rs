@@ -44,7 +44,8 @@ enum Verb {
         /// What comes first: the largest, the most recently used, or by name
         #[arg(long, value_enum, default_value_t = Sort::Used)]
         sort: Sort,
-        /// Only entries that have all of these words in label, target, backend or state: `linear/ gfx1100 failure`
+        /// Only entries that have all of these words in label, target, backend, state, or among dims, types and
+        /// parameters: `linear/ gfx1100 failure`, `in_features=2880`
         words: Vec<String>,
     },
     /// Show what is known about an entry
@@ -151,7 +152,8 @@ fn ls(folder: &Folder, sort: Sort, words: &[String], output: &Output) -> anyhow:
     let mut entries = folder.list()?;
     entries.retain(|entry| {
         let key = entry.meta.as_ref().map(|meta| &meta.key).ok();
-        let told = [label(entry), key.map_or("", |key| &key.target), key.map_or("", |key| &key.backend), state(entry)];
+        let (target, backend) = key.map_or(("", ""), |key| (&key.target, &key.backend));
+        let told = [label(entry), about(entry), target, backend, state(entry)];
         words.iter().all(|word| told.iter().any(|told| told.contains(word.as_str())))
     });
     match sort {
@@ -165,7 +167,7 @@ fn ls(folder: &Folder, sort: Sort, words: &[String], output: &Output) -> anyhow:
         let entries: Vec<Value> = entries.iter().map(entry_json).collect();
         return Ok(output.json(&json!({"schema": 1, "root": root, "bytes": bytes, "entries": entries}))?);
     }
-    let header = ["digest", "label", "target", "backend", "size", "compile ms", "last used", "notes"];
+    let header = ["digest", "label", "target", "backend", "size", "compile ms", "last used", "notes", "rendered for"];
     if !entries.is_empty() {
         let rows: Vec<Vec<String>> = entries.iter().map(row).collect();
         output.table(&header, &rows, &["size", "compile ms", "last used"])?;
@@ -190,6 +192,7 @@ fn row(entry: &Listed) -> Vec<String> {
         entry.meta.as_ref().map_or("-".into(), |meta| meta.compile_ms.to_string()),
         ago(entry.last_used),
         notes.join(", "),
+        about(entry).into(),
     ]
 }
 
@@ -220,6 +223,7 @@ fn described(entry: Listed) -> Result<String, CacheError> {
         ("digest", digest),
         ("folder", dir),
         ("label", meta.label),
+        ("rendered for", meta.about),
         ("state", state.into()),
         ("pinned", if entry.is_pinned { "yes" } else { "no" }.into()),
         ("on disk", human_bytes(entry.size_bytes)),
@@ -427,6 +431,10 @@ fn short(entry: &Listed) -> String {
 
 fn label(entry: &Listed) -> &str {
     entry.meta.as_ref().map_or("-", |meta| &meta.label)
+}
+
+fn about(entry: &Listed) -> &str {
+    entry.meta.as_ref().map_or("", |meta| &meta.about)
 }
 
 fn state(entry: &Listed) -> &'static str {

@@ -28,6 +28,7 @@ mod models;
 mod output;
 mod output_file;
 mod peers;
+mod planned_steps;
 mod replicas;
 mod report;
 mod rows_plot;

@@ -11,27 +11,20 @@ use crate::args::source::named_target;
 use crate::compile_progress::CompileProgress;
 use crate::output::Output;
 use crate::output_file::OutputFile;
-use crate::spans::{self, SpanLine};
-use engine::Sizes;
+use crate::planned_steps::PlannedSteps;
 use engine::blueprint::Blueprint;
 use engine::graph::kv_cache::KvDtypes;
-use engine::graph::placement::Place;
-use engine::graph::{Graph, StepShape};
-use engine::plan::decisions::Decisions;
 use hint::chain;
 use kernel::choice::Chooser;
 use kernel::object::store::Store;
-use kernel::step::StepKind;
 use kernel::target::compute_unit::Product;
 use kernel::template::Precision;
-use model::checkpoint::Checkpoint;
 use model::config::NamedShape;
 use workbench::bench::roofline::{Cost, Model};
-use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
+use workbench::bench::suite::{Kind, Suite, SuiteOptions};
 use workbench::isa::speed::IssueModel;
 use workbench::predict::step::{LaunchTime, StepLaunch, StepTime, error_on_h200};
 use workbench::predict::{PredictError, Prediction, Predictor, Round};
-use workbench::timing::{Candidate, Setup};
 
 /// What a launch may take by itself, in microseconds: about what it takes where a step is captured and replayed as one
 /// graph (an H200: 0.87), and where the host launches kernel by kernel.
@@ -86,10 +79,14 @@ pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> any
     let mut steps = Vec::new();
     let chunk = args.cache.chunk.unwrap_or(0) as usize;
     for (works, sizes) in suite.sessions(chooser.target(), chunk) {
-        let graph = Planned::new(args, &checkpoint, precision, sizes, &chooser)?;
+        let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
+        let options = args.cache.model_options(precision, sizes, kv_budget_bytes);
+        let Blueprint { graph, limits, .. } =
+            Blueprint::new(&checkpoint, &options, chooser.target(), chooser.library())?;
+        let planned = PlannedSteps::new(graph, limits, &chooser)?;
         for work in works {
             let (batch, context) = (work.batch(), work.context(suite.effort));
-            let launches = graph.launches(work, context);
+            let launches = planned.launches(batch, context);
             let progress = CompileProgress::new(output);
             let time = StepTime::new(launches, &predictor, chooser.library(), &progress)?;
             steps.push(Predicted { batch, context, cost: model.decode_cost(batch, context as f64), time });
@@ -109,56 +106,6 @@ pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> any
     let report = report.known()?;
     report.print(output)?;
     save.map_or(Ok(()), |save| save.fill(|file| writeln!(file, "{}", report.json())))
-}
-
-/// A model's steps, in sizes for one work.
-struct Planned {
-    graph: Graph,
-    decisions: Decisions,
-}
-
-impl Planned {
-    fn new(
-        args: &Args,
-        checkpoint: &Checkpoint,
-        precision: Precision,
-        sizes: Sizes,
-        chooser: &Chooser,
-    ) -> anyhow::Result<Self> {
-        let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));
-        let options = args.cache.model_options(precision, sizes, kv_budget_bytes);
-        let Blueprint { graph, limits, .. } =
-            Blueprint::new(checkpoint, &options, chooser.target(), chooser.library())?;
-        let decisions = Decisions::new(&graph, Place::Device, chooser, limits)?;
-        Ok(Self { graph, decisions })
-    }
-
-    /// What a step of one row for each sequence launches.
-    fn launches(&self, work: Workload, context: usize) -> Vec<StepLaunch> {
-        let n = work.batch();
-        let shape = StepShape { n_rows: n, n_logit_rows: n, kind: StepKind::Decode, compares: false };
-        let lines = spans::lines(&[&self.decisions], false);
-        lines.iter().filter_map(|line| self.launch(line, shape, context)).collect()
-    }
-
-    /// A line's launch in this step; none where the line is about other steps.
-    fn launch(&self, line: &SpanLine<'_>, shape: StepShape, context: usize) -> Option<StepLaunch> {
-        let n_rows = shape.count(line.decision.rows);
-        let is_of_step = line.step.is_none_or(|step| step == shape.kind);
-        if !is_of_step || !(line.first_row_count..=line.last_row_count).contains(&n_rows) || n_rows == 0 {
-            return None;
-        }
-        let choice = line.ranking.choices.first()?;
-        let setup = Setup::for_problem(line.problem, n_rows as u32, shape.kind, context as u32, 0);
-        let nodes = &self.graph.nodes[line.decision.nodes.clone()];
-        Some(StepLaunch {
-            label: line.label(),
-            n_launches: line.layers.len().max(1),
-            problem: line.problem.clone(),
-            candidate: Candidate { template: choice.template.clone(), params: choice.params.clone() },
-            setup: nodes.iter().fold(setup, |setup, node| setup.with(&node.scalars)),
-        })
-    }
 }
 
 impl Predicted {

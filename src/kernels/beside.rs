@@ -145,18 +145,35 @@ impl Choosers {
     /// # Errors
     /// If nothing is known of the chip's speed, or the work of the problem cannot be counted.
     pub(crate) fn predict(&self, beside: &Beside, store: &Store) -> anyhow::Result<Predicted> {
-        let one = |chooser: &Chooser, candidate: &Candidate| -> anyhow::Result<Result<Prediction, PredictError>> {
-            let target = chooser.target();
-            let predictor = Predictor::new(chooser.library(), target, store, chooser.tables().facts(&target.arch))?;
-            let (_, compiled) = predictor.compile(&beside.problem, vec![candidate.clone()], &()).remove(0);
-            let compiled = match compiled {
-                Ok(compiled) => compiled,
-                Err(error) => return Ok(Err(error)),
-            };
-            let work = timing::work(chooser.library(), &beside.problem, &beside.setup)?;
-            Ok(Ok(compiled.predict(&beside.setup.scalars, &work)?))
-        };
+        let one = |chooser, candidate| predicted(chooser, candidate, &beside.problem, &beside.setup, store);
         let incumbent = beside.incumbent.as_ref().map(|incumbent| one(&self.today, incumbent)).transpose()?;
         Ok(Predicted { candidate: one(&self.ours, &beside.candidate)?, incumbent })
     }
+
+    /// Who chooses with the templates and tables of one's own.
+    pub(crate) fn ours(&self) -> &Chooser {
+        &self.ours
+    }
+}
+
+/// Predicts a kernel.
+///
+/// # Errors
+/// As [`Choosers::predict`].
+pub(super) fn predicted(
+    chooser: &Chooser,
+    candidate: &Candidate,
+    problem: &Problem,
+    setup: &Setup,
+    store: &Store,
+) -> anyhow::Result<Result<Prediction, PredictError>> {
+    let target = chooser.target();
+    let predictor = Predictor::new(chooser.library(), target, store, chooser.tables().facts(&target.arch))?;
+    let (_, compiled) = predictor.compile(problem, vec![candidate.clone()], &()).remove(0);
+    let compiled = match compiled {
+        Ok(compiled) => compiled,
+        Err(error) => return Ok(Err(error)),
+    };
+    let work = timing::work(chooser.library(), problem, setup)?;
+    Ok(Ok(compiled.predict(&setup.scalars, &work)?))
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 use super::beside::ShapeArgs;
+use super::memory::MemoryRow;
 use super::watch::{self, Watch};
 use super::{memory, none, speed};
 use crate::CHECK_WORKER;
@@ -175,6 +176,9 @@ struct CheckRow {
     idle: Option<String>,
     /// Why kernels were compiled and not run, where they were to be run.
     not_run: Option<String>,
+    /// With `--memory`, the lines that cost most first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<Vec<MemoryRow>>,
 }
 
 /// The most that any of a template's kernels uses.
@@ -329,7 +333,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         output.line("")?;
     }
     let rows: Vec<CheckRow> =
-        checked.into_iter().map(|checked| CheckRow::new(checked, is_simulated, compute_unit)).collect();
+        checked.into_iter().map(|checked| CheckRow::new(checked, is_simulated, compute_unit, args.memory)).collect();
     let n_wrong = broken.len() + rows.iter().filter(|row| !row.failures.is_empty()).count();
     let n_checked = broken.len() + rows.len();
     if output.is_json() {
@@ -351,12 +355,15 @@ fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
     library.broken().into_iter().filter(|broken| {
         let folder = broken.name.split('/').next().unwrap_or_default();
         let is_of = |op: &String| folder == op || folder.split('+').any(|part| part == op) || folder == "lib";
-        args.op.is_empty() || args.op.iter().any(is_of)
+        let name = broken.name.split('.').next().unwrap_or_default();
+        let is_named = |one: &String| folder == "lib" || name == one || name.rsplit('/').next() == Some(one.as_str());
+        (args.op.is_empty() || args.op.iter().any(is_of))
+            && (args.variant.is_empty() || args.variant.iter().any(is_named))
     })
 }
 
 impl CheckRow {
-    fn new(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>) -> Self {
+    fn new(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>, memory: bool) -> Self {
         let status = match (checked.is_right(), checked.ran && checked.unknown.is_none(), is_simulated) {
             (false, ..) => "wrong",
             (true, true, true) => "ok, simulated",
@@ -383,6 +390,7 @@ impl CheckRow {
             lines_not_run: checked.lines.iter().filter(|(_, ran)| !**ran).map(|(line, _)| *line).collect(),
             idle: coverage::told(&checked.lines),
             not_run: checked.unknown,
+            memory: memory.then(|| MemoryRow::all(&checked.traffic)),
             op: checked.op,
             variant: checked.variant,
         }

@@ -21,6 +21,10 @@ use workbench::isa::{Code, Instruction};
 /// Has the compiler write down which line each instruction comes from.
 const WITH_LINES: &str = "-gline-tables-only";
 
+/// Has LLVM print each function as it is when nothing but making machine code of it is left.
+const PRINTED: [&str; 2] = ["-mllvm", "-print-after=codegenprepare"];
+const HEADING: &str = "*** IR Dump After CodeGen Prepare";
+
 /// Names that compilers give a kernel's text.
 const SOURCES: [&str; 2] = ["kernel.hip:", "CompileSource:"];
 
@@ -94,6 +98,37 @@ pub(super) fn run(
         text += &format!("    {:#06x}  {}\n", instruction.address(), instruction.text);
     }
     Ok(output.text(&text)?)
+}
+
+/// Prints what the compiler makes machine code of.
+///
+/// # Errors
+/// If the target is no GPU of AMD's, the kernel does not compile, or the compiler does not print it.
+pub(super) fn run_ir(rendered: &RenderedFor, output: &Output) -> anyhow::Result<()> {
+    let RenderedFor { kernel, target, .. } = rendered;
+    if target.platform != Platform::Amd || target.is_simulated {
+        let what = format!("--ir is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
+        return Err(UsageError(what).into());
+    }
+    let store = Store::from_env()?;
+    store.try_compiler(target)?;
+    let mut request = Request::new(kernel, target);
+    request.options.extend(PRINTED.map(str::to_owned));
+    let log = store.compiler().compile(&request)?.log;
+    let functions = log.split(HEADING).skip(1).filter_map(|part| Some(part.split_once('\n')?.1.trim_matches('\n')));
+    let functions: Vec<&str> = functions.filter(|text| text.contains("define ")).collect();
+    if functions.is_empty() {
+        return Err(anyhow!("this compiler does not print its language: it says nothing to `{}`", PRINTED.join(" ")));
+    }
+    let text = functions.join("\n\n");
+    if output.is_json() {
+        let (template, params) = (&kernel.label, &kernel.params);
+        return Ok(output.json(&json!({
+            "schema": 1, "template": template, "target": target.id(), "params": params, "ir": text,
+        }))?);
+    }
+    output.note(&rendered.about());
+    Ok(output.text(&format!("{text}\n"))?)
 }
 
 /// The number of a line of the kernel's text.

@@ -1,11 +1,48 @@
 //! `kernels check --memory`: where waves of a template meet in banks of LDS, and touch more lines of the cache than
 //! they need.
 
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
 use crate::output::Output;
 use workbench::check::{AtLine, Checked};
 
 /// Lines of a template that are told.
 const MAX_TOLD: usize = 12;
+
+/// A line of a template, in `--json` all of them.
+#[derive(Serialize)]
+pub(super) struct MemoryRow {
+    /// `file:line`.
+    place: String,
+    /// `LDS` or `memory`.
+    what: &'static str,
+    /// How often a wave went there.
+    accesses: u64,
+    /// Cycles of banks of LDS, or lines of 128 bytes: what that took, and what it would at best.
+    taken: u64,
+    at_best: u64,
+}
+
+impl MemoryRow {
+    /// Those that cost most first.
+    pub(super) fn all(traffic: &BTreeMap<AtLine, [u64; 3]>) -> Vec<Self> {
+        let row = |(at, &[accesses, taken, at_best]): (&AtLine, &[u64; 3])| {
+            let what = if at.is_lds { "LDS" } else { "memory" };
+            Self { place: at.place.clone(), what, accesses, taken, at_best }
+        };
+        let mut rows: Vec<Self> = traffic.iter().map(row).collect();
+        rows.sort_by_key(|row| std::cmp::Reverse(row.taken - row.at_best));
+        rows
+    }
+
+    fn cells(&self) -> Vec<String> {
+        let Self { place, what, accesses, taken, at_best } = self;
+        let times = format!("{:.2}", *taken as f64 / (*at_best).max(1) as f64);
+        vec![(*what).to_owned(), accesses.to_string(), taken.to_string(), at_best.to_string(), times, place.clone()]
+    }
+}
 
 /// A table for each template: the lines that cost most first.
 pub(super) fn print(checked: &[Checked], output: &Output) -> anyhow::Result<()> {
@@ -15,14 +52,7 @@ pub(super) fn print(checked: &[Checked], output: &Output) -> anyhow::Result<()> 
             "\n{}/{} {}: cycles of LDS banks, and lines of 128 bytes, of all accesses of waves",
             one.op, one.variant, one.precision
         ))?;
-        let mut all: Vec<(&AtLine, &[u64; 3])> = one.traffic.iter().collect();
-        all.sort_by_key(|(_, [_, taken, least])| std::cmp::Reverse(taken - least));
-        let row = |(at, [n, taken, least]): &(&AtLine, &[u64; 3])| {
-            let what = if at.is_lds { "LDS" } else { "memory" };
-            let times = format!("{:.2}", *taken as f64 / (*least).max(1) as f64);
-            vec![what.to_owned(), n.to_string(), taken.to_string(), least.to_string(), times, at.place.clone()]
-        };
-        let rows: Vec<Vec<String>> = all.iter().take(MAX_TOLD).map(row).collect();
+        let rows: Vec<Vec<String>> = MemoryRow::all(&one.traffic).iter().take(MAX_TOLD).map(MemoryRow::cells).collect();
         output.table(&["what", RIGHT[0], RIGHT[1], RIGHT[2], RIGHT[3], "line"], &rows, &RIGHT)?;
     }
     Ok(())

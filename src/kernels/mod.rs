@@ -1,14 +1,18 @@
 //! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`] and [`isa`], `kernels plan` in [`plan`],
-//! `kernels check` in [`check`], [`speed`] and [`watch`],
-//! `kernels predict` in [`predict`]; [`beside`] is what runs today beside a template.
+//! `kernels check` in [`check`], [`speed`] and [`watch`], `kernels predict` in [`predict`], `kernels replay` in
+//! [`replay`], `kernels compare` in [`compare`]; [`beside`] is what runs today beside a template, [`quick`] a check of
+//! one.
 
 mod beside;
 mod check;
+mod compare;
 mod isa;
 mod memory;
 mod none;
 mod plan;
 mod predict;
+mod quick;
+mod replay;
 pub(super) mod show;
 mod speed;
 mod watch;
@@ -41,6 +45,12 @@ enum Command {
     /// Holds times predicted from compiled kernels against those that were measured, in a journal of `tune`; no GPU
     /// needed
     Predict(predict::PredictArgs),
+    /// Makes a launch of a real step again, which `run --capture-launch` wrote: on any device, by any kernel that fits
+    /// it; checks what comes out, and takes the time
+    Replay(replay::ReplayArgs),
+    /// Holds two kernels beside each other at a model's shapes, or two folders of tuning tables in whole steps: right,
+    /// registers, times
+    Compare(compare::CompareArgs),
 }
 
 #[derive(clap::Args)]
@@ -68,6 +78,8 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
         Command::Plan(args) => plan::run(&args, output),
         Command::Check(args) => check::run(&args, output),
         Command::Predict(args) => predict::run(&args, output),
+        Command::Replay(args) => replay::run(&args, output),
+        Command::Compare(args) => compare::run(&args, output),
     }
 }
 

@@ -44,6 +44,10 @@ pub(super) struct ShowArgs {
     #[arg(long, conflicts_with = "line_numbers")]
     isa: bool,
 
+    /// The compiler's own language (LLVM's) right before machine code is made of it (AMD's GPUs)
+    #[arg(long, conflicts_with_all = ["line_numbers", "isa"])]
+    ir: bool,
+
     /// With the parameters that the tuning tables choose for so many rows, where they choose this template
     #[arg(long, value_name = "N", conflicts_with = "set", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
@@ -98,6 +102,9 @@ pub(super) fn run(args: &ShowArgs, output: &Output) -> anyhow::Result<()> {
         let source = &args.kernel.target.source;
         let unit = source.tables()?.facts(&rendered.target.arch).and_then(|facts| facts.compute_unit);
         return isa::run(&rendered, &source.library()?, unit, output);
+    }
+    if args.ir {
+        return isa::run_ir(&rendered, output);
     }
     let kernel = &rendered.kernel;
     if output.is_json() {

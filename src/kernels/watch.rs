@@ -1,7 +1,6 @@
 //! `kernels check --watch FILE`: whenever the file is saved, one line that says whether it is right, and how long it
 //! takes beside what runs today.
 
-use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +10,7 @@ use std::{fs, thread};
 use anyhow::Context as _;
 
 use super::beside::{Beside, Choosers, ShapeArgs, today};
-use crate::CHECK_WORKER;
+use super::quick::{On, Quick};
 use crate::args::source::{SourceArgs, TargetArgs, named_target};
 use crate::output::Output;
 use crate::usage::UsageError;
@@ -21,11 +20,10 @@ use kernel::choice::Chooser;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::target::{Language, Platform, Target};
+use kernel::template::Params;
 use kernel::template::library::{Broken, Library};
 use kernel::tuning::TuningTables;
-use system::bounded_process::this_program;
-use workbench::check::parent::Children;
-use workbench::check::{Checked, Checker, Selection};
+use workbench::check::Checked;
 use workbench::isa::speed::IssueModel;
 use workbench::predict::Prediction;
 use workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
@@ -50,19 +48,11 @@ pub(super) struct Watch<'a> {
 }
 
 /// The place of a template among others: its folder is that of the op, in a folder of templates.
-struct Place {
-    templates: PathBuf,
-    op: String,
-    variant: String,
-    language: Language,
-}
-
-/// What checks a kernel.
-enum On {
-    /// A device of the target, by the word that opens it.
-    Device(String),
-    /// The simulator of a GPU.
-    Simulator,
+pub(super) struct Place {
+    pub(crate) templates: PathBuf,
+    pub(crate) op: String,
+    pub(crate) variant: String,
+    pub(crate) language: Language,
 }
 
 /// Looks at the file until the program is ended.
@@ -124,7 +114,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
 }
 
 impl Place {
-    fn from_path(file: &Path) -> anyhow::Result<Self> {
+    pub(crate) fn from_path(file: &Path) -> anyhow::Result<Self> {
         let full = file.canonicalize().with_context(|| format!("could not read `{}`", file.display()))?;
         let name = full.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         let language = Language::ALL.into_iter().find(|language| name.ends_with(language.extension()));
@@ -132,7 +122,7 @@ impl Place {
         let op = folder.and_then(|folder| folder.file_name()?.to_str());
         let (Some(language), Some(folder), Some(op)) = (language, folder, op) else {
             let what = "expected a template, like `mine/attention/quick.hip.j2`: a folder of templates, an op, a name";
-            return Err(UsageError(format!("--watch {}: {what}", file.display())).into());
+            return Err(UsageError(format!("{}: {what}", file.display())).into());
         };
         Ok(Self {
             templates: folder.parent().expect("it has one").to_owned(),
@@ -244,33 +234,10 @@ impl Watch<'_> {
         library: &Library,
         within: Duration,
     ) -> anyhow::Result<Vec<Checked>> {
-        let mut words: Vec<OsString> = vec![CHECK_WORKER.into(), "kernels".into(), "check".into()];
-        words.extend(["--templates".into(), place.templates.clone().into_os_string()]);
-        words.extend(["--op".into(), place.op.clone().into(), "--variant".into(), place.variant.clone().into()]);
-        words.extend(["--tuned=false".into(), format!("--within={}", within.as_secs_f64()).into()]);
-        let target = match on {
-            On::Device(device) => {
-                words.extend(["--device".into(), device.into()]);
-                target.clone()
-            }
-            On::Simulator => {
-                words.extend(["--arch".into(), format!("sim:{}", target.arch).into()]);
-                target.clone().simulated()
-            }
-        };
-        let children = Children { program: this_program(), words, deadline: self.deadline, stop: Arc::clone(stop) };
-        let (op, variant) = (vec![place.op.clone()], vec![place.variant.clone()]);
-        let selection = Selection {
-            op,
-            op_alone: true,
-            variant,
-            within: Some(within),
-            more_rows: true,
-            is_fenced: true,
-            ..Selection::default()
-        };
-        let checker = Checker { library, target: &target, store, runner: None, compute_unit: None };
-        Ok(checker.check_in_children(&selection, &children, &mut |_| ())?)
+        let (templates, op, variant) = (Some(&*place.templates), &*place.op, &*place.variant);
+        let (params, deadline) = (Params::new(), self.deadline);
+        let quick = Quick { templates, op, variant, params, within, deadline, stop };
+        Ok(quick.check(target, on, store, library)?)
     }
 
     /// Times both on the device.
@@ -319,7 +286,7 @@ fn with_incumbent(candidate: &str, beside: &Beside, incumbent: impl FnOnce() -> 
 }
 
 /// What is wrong, if anything is: the first of it.
-fn wrong(checked: &[Checked]) -> Option<String> {
+pub(super) fn wrong(checked: &[Checked]) -> Option<String> {
     let failures: Vec<_> =
         checked.iter().flat_map(|one| one.failures.iter().map(move |f| (one.precision, f))).collect();
     let (precision, first) = failures.first()?;

@@ -4,6 +4,7 @@
 //! their users change one word. [`generate`] continues a text, [`chat`] talks in the model's chat format, [`getp`]
 //! runs a file of prompts for throughput.
 
+mod capture;
 pub(crate) mod chat;
 mod generate;
 pub(crate) mod getp;
@@ -145,6 +146,8 @@ pub(crate) struct Args {
     profile: u8,
 
     #[command(flatten)]
+    capture: capture::CaptureArgs,
+    #[command(flatten)]
     chat: chat::ChatArgs,
     #[command(flatten)]
     chat_template: ChatTemplateArgs,
@@ -165,11 +168,17 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         args.cache.snapshots.get_or_insert(CHAT_SNAPSHOTS);
     }
     args.cache.speculate.get_or_insert(Speculate::Auto);
+    if args.capture.is_given() && (args.device.tp > 1 || args.getp.ranks.is_some()) {
+        let why = "`--capture-launch` is for one device: not with `--tp` or `-g`";
+        return Err(UsageError(why.into()).into());
+    }
+    let captures = args.capture.create()?;
     match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),
         Mode::Getp => getp::run(args, output),
-    }
+    }?;
+    captures.map_or(Ok(()), |captures| captures.finish(output))
 }
 
 /// Writes what shards of getp kept: see [`super::merge`].
@@ -278,6 +287,7 @@ impl Args {
         output: &Output,
     ) -> anyhow::Result<Engine> {
         let (mut engine, _) = self.device.load_sized(checkpoint, &self.cache, sizes, output)?;
+        self.capture.begin(&engine)?;
         if self.profile != 0 {
             engine.start_profile(Profiled::Some);
         }

@@ -40,6 +40,14 @@ impl All<'_> {
     /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
     /// before the end.
     pub(crate) fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
+        let n_fused = pieces.iter().filter(|piece| self.is_only_fused(piece)).count();
+        if n_fused > 0 {
+            let all = pieces.len();
+            self.output.note(&format!(
+                "{n_fused} of {all} are of ops that only run fused there: they are timed as they are, not searched \
+                 (`--op` searches them)"
+            ));
+        }
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.
         let at = AtomicUsize::new(0);
@@ -76,13 +84,14 @@ impl All<'_> {
                 let is_searched = |piece: &Piece| {
                     self.args.stale || ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens)
                 };
+                let is_idle = of_problem.iter().all(|piece| self.is_only_fused(piece));
                 for piece in of_problem.iter().filter(|piece| is_searched(piece) == is_search) {
                     if self.is_over() {
                         break;
                     }
                     n_done += usize::from(self.tune_one(tuner, piece, tuned, n_pieces > 1)?);
                 }
-                if !is_search && !self.args.stale {
+                if !is_search && !self.args.stale && !is_idle {
                     *tuned = tuner.refine(std::mem::take(tuned), self.until)?;
                 }
             }
@@ -103,6 +112,8 @@ impl All<'_> {
         let at = tuned.partition_point(|one| one.piece.n_tokens < piece.n_tokens);
         let below = at.checked_sub(1).map(|below| &tuned[below]);
         let result = match tuned.get(at) {
+            // What a run has to be better than is what its ops are now.
+            _ if self.is_only_fused(piece) => tuner.compare(piece, Vec::new()),
             None => tuner.tune(piece, &below.map(|below| tuner.seeds(below)).unwrap_or_default()),
             Some(above) => {
                 let below = below.map(|below| tuner.good(below)).unwrap_or_default();
@@ -129,6 +140,10 @@ impl All<'_> {
             Err(error) => return Err(error.into()),
         }
         Ok(true)
+    }
+
+    fn is_only_fused(&self, piece: &Piece) -> bool {
+        !self.args.stale && self.setup.is_only_fused(piece)
     }
 
     fn is_over(&self) -> bool {

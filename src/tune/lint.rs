@@ -7,25 +7,37 @@ use clap::ValueEnum as _;
 use crate::args::source::{SourceArgs, named_target};
 use crate::model_problems::{self, InModel};
 use crate::output::Output;
-use kernel::choice::misplaced;
+use kernel::choice::{Chooser, misplaced};
 use kernel::step::StepKind;
 use kernel::target::{self, Target};
-use kernel::template::Precision;
 use kernel::template::library::Library;
+use kernel::template::{Precision, Problem};
 use kernel::tuning::lint::{FindingKind, LintFinding};
 use kernel::tuning::table::{Fact, TuningRow};
 use kernel::tuning::{Query, TuningTables};
+use model::checkpoint::Checkpoint;
+use model::checkpoint::encoding::Encoding;
 use model::config::NamedShape;
+use workbench::tune::alone::Alone;
+use workbench::tune::job::TuningJob;
+use workbench::tune::stale;
 
-/// List gaps, overlaps, rows that nothing asks for or reaches, and rows that others beat
+/// Positions that a row sees, as `tune` has it.
+const CONTEXT: u32 = 1024;
+
+/// List gaps, overlaps, rows that nothing asks for or reaches, that others beat, or that are stale
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Only the tables of this arch [default: of all]
+    /// Only the tables of this arch, and also those of its rows that are stale for --model [default: of all]
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
+
+    /// The model at whose shapes rows are looked at for staleness
+    #[arg(long, value_enum, default_value = "gpt-oss-20b", requires = "arch")]
+    model: NamedShape,
 }
 
 /// Runs the command: findings are its result, tables that cannot be read an error.
@@ -43,22 +55,46 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     findings.extend(misplaced(&library, &tables, &targets));
     for target in &targets {
         findings.extend(of_no_model(&library, &tables, target)?);
+        findings.extend(only_fused(&args.source, &tables, target)?);
     }
     findings.sort();
     findings.dedup();
+    let stale = args.arch.as_ref().map(|_| args.stale(&tables, &targets[0])).transpose()?.unwrap_or_default();
+    let all = findings.into_iter().map(|one| (one.kind.name(), one.place, one.text));
+    let findings: Vec<(&str, String, String)> =
+        all.chain(stale.into_iter().map(|(place, text)| ("stale", place, text))).collect();
     if output.is_json() {
         let all = findings
             .iter()
-            .map(|one| serde_json::json!({ "kind": one.kind.name(), "place": one.place, "text": one.text }));
+            .map(|(kind, place, text)| serde_json::json!({ "kind": kind, "place": place, "text": text }));
         return Ok(output.json(&serde_json::json!({ "schema": 1, "findings": all.collect::<Vec<_>>() }))?);
     }
     if findings.is_empty() {
         output.note("nothing to find: no gaps, no overlaps, every row is reached and none is beaten");
         return Ok(());
     }
-    let row = |one: &LintFinding| vec![one.kind.name().to_owned(), one.place.clone(), one.text.clone()];
+    let row = |(kind, place, text): &(&str, String, String)| vec![(*kind).to_owned(), place.clone(), text.clone()];
     output.table(&["finding", "row", "why"], &findings.iter().map(row).collect::<Vec<_>>(), &[])?;
     Ok(())
+}
+
+impl Args {
+    /// The places of rows whose templates render to something else now, and what to do.
+    fn stale(&self, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<(String, String)>> {
+        let chooser = Chooser::new(self.source.library()?, tables.clone(), target.clone())?;
+        let library = chooser.library();
+        let checkpoint = Checkpoint::random(self.model.config(Some(2)), Encoding::default(), 0)?;
+        let Ok(graph) = model_problems::graph(&checkpoint, Precision::Bf16, target, library) else { return Ok(vec![]) };
+        let job = TuningJob::from_graph(&graph, &library.fusions(target), CONTEXT, 0);
+        let told = stale::rows(&job, &chooser).into_iter().map(|one| {
+            let what = format!(
+                "its template renders to something else now: `gptoss-jit tune --stale --arch {}` judges it anew",
+                target.arch
+            );
+            (one.row.place.clone(), what)
+        });
+        Ok(told.collect())
+    }
 }
 
 /// Rows of folders for problems that no model has which is known by name. Those that are built in are of others too.
@@ -88,6 +124,52 @@ fn of_no_model(library: &Library, tables: &TuningTables, target: &Target) -> any
         kind: FindingKind::NotAskedFor,
         place: row.place.clone(),
         text: format!("none of the {n_models} models that are known by name has a problem of `{}` like this", row.op),
+    });
+    Ok(told.collect())
+}
+
+/// Rows of folders for ops that the models have only as parts of longer runs, which one kernel does by other rows.
+fn only_fused(source: &SourceArgs, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<LintFinding>> {
+    let is_own = |row: &&TuningRow| !row.place.starts_with("<built in>") && !row.op.contains('+');
+    let mut open: Vec<(&TuningRow, bool)> = tables.rows_for(target).filter(is_own).map(|row| (row, false)).collect();
+    if open.is_empty() {
+        return Ok(Vec::new());
+    }
+    let chooser = Chooser::new(source.library()?, tables.clone(), target.clone())?;
+    for &shape in NamedShape::value_variants() {
+        for (precision, encoding) in [(Precision::Bf16, Encoding::default()), (Precision::F32, Encoding::F32)] {
+            let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
+            // Contracts of one's own may have other names: what is wrong with them is told elsewhere.
+            let Ok(graph) = model_problems::graph(&checkpoint, precision, target, chooser.library()) else { continue };
+            let applies = |row: &TuningRow, problem: &Problem| {
+                StepKind::ALL.into_iter().any(|step| row.applies(&problem.query(), step))
+            };
+            let is_asked_for = |row: &TuningRow| graph.nodes.iter().any(|node| applies(row, &node.problem));
+            if !open.iter().any(|(row, _)| is_asked_for(row)) {
+                continue;
+            }
+            let Ok(alone) = Alone::new(&graph, &chooser) else { continue };
+            // Once a row runs somewhere, nothing is left to find out about it.
+            open.retain_mut(|(row, is_fused)| {
+                let last = row.tokens.last.map_or(usize::MAX, |last| last as usize);
+                let first = row.tokens.first as usize;
+                let runs = StepKind::ALL
+                    .into_iter()
+                    .any(|step| alone.has(|one| row.applies(&one.query(), step), Some(step), first, last));
+                *is_fused |= is_asked_for(row);
+                !runs
+            });
+        }
+    }
+    let n_models = NamedShape::value_variants().len();
+    let told = open.into_iter().filter(|(_, is_fused)| *is_fused).map(|(row, _)| LintFinding {
+        kind: FindingKind::NotAskedFor,
+        place: row.place.clone(),
+        text: format!(
+            "no step asks for `{}` at {} tokens: in each of the {n_models} models that are known by name it is done \
+             there as a part of a longer run (`kernels plan --arch {} --op {}`)",
+            row.op, row.tokens, target.arch, row.op
+        ),
     });
     Ok(told.collect())
 }

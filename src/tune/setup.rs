@@ -11,6 +11,7 @@ use crate::output::Output;
 use crate::usage::UsageError;
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache, precision_for};
 use engine::device::{self, Device, DeviceError};
+use engine::graph::Graph;
 use kernel::choice::Chooser;
 use kernel::object::cache::Cache;
 use kernel::object::store::{Progress, Store};
@@ -26,6 +27,7 @@ use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
 use model::hub;
 use system::bounded_process::this_program;
+use workbench::tune::alone::Alone;
 use workbench::tune::device::Device as Measuring;
 use workbench::tune::job::{Counts, Piece, TuningJob};
 use workbench::tune::journal::Journal;
@@ -55,6 +57,8 @@ pub(super) struct Setup {
     pub(crate) job: TuningJob,
     /// Which of its problems.
     which: BTreeSet<usize>,
+    /// Those that are launched by themselves now; unknown where ops are named, or other types.
+    alone: Option<Alone>,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) precision: Precision,
     /// The device's name and the device, if one measures.
@@ -93,9 +97,11 @@ impl Setup {
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
-        let job = args.job(&checkpoint, precision, &target, &tables)?;
+        let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let known = if args.generic { tables.generic(&target) } else { tables.clone() };
         let chooser = Chooser::new(args.source.library()?, known, target)?;
+        let knows = args.op.is_empty() && args.dtype.is_empty();
+        let alone = knows.then(|| Alone::new(&graph, &chooser)).transpose()?;
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
@@ -104,7 +110,7 @@ impl Setup {
         });
         let store = Store::from_env()?;
         store.try_compiler(chooser.target())?;
-        Ok(Self { args: args.clone(), chooser, tables, store, job, which, checkpoint, precision, opened })
+        Ok(Self { args: args.clone(), chooser, tables, store, job, which, alone, checkpoint, precision, opened })
     }
 
     /// All rows that there are, also with `--generic`.
@@ -200,6 +206,12 @@ impl Setup {
         self.job.pieces(&self.which, &self.counts(), self.chooser.library(), self.product())
     }
 
+    /// Whether no step launches such an op at so many rows: it is done there as a part of longer runs alone. It is then
+    /// held beside these as it is, and not searched.
+    pub(crate) fn is_only_fused(&self, piece: &Piece) -> bool {
+        self.alone.as_ref().is_some_and(|alone| alone.is_only_fused(&self.job, piece))
+    }
+
     fn product(&self) -> Option<&Product> {
         self.chooser.tables().facts(&self.target().arch).and_then(|facts| facts.product.as_ref())
     }
@@ -282,7 +294,7 @@ pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<
     let tables = args.source.tables()?;
     let (target, driver) = args.open(&tables)?;
     let (precision, checkpoint) = args.checkpoint(checkpoint)?;
-    let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?)?;
+    let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?.0)?;
     let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?, driver)?;
     Ok(workbench::tune::worker::run(&job, &pipeline)?)
 }
@@ -336,14 +348,14 @@ impl JobArgs {
         Ok(precision_for(&self.quantize.applied(checkpoint), self.precision))
     }
 
-    /// All problems of the model.
+    /// All problems of the model, and its forward pass.
     fn job(
         &self,
         checkpoint: &Checkpoint,
         precision: Precision,
         target: &Target,
         tables: &TuningTables,
-    ) -> anyhow::Result<TuningJob> {
+    ) -> anyhow::Result<(TuningJob, Graph)> {
         let (n_slots, capacity_tokens) = BLUEPRINT;
         let options = ModelOptions {
             drafts: None,
@@ -363,7 +375,7 @@ impl JobArgs {
         let fusions = library.fusions(target);
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-        Ok(TuningJob::from_graph(&graph, &fusions, self.context, cache_bytes))
+        Ok((TuningJob::from_graph(&graph, &fusions, self.context, cache_bytes), graph))
     }
 
     /// The job with the element types that were asked for, and which of its problems are tuned.

@@ -45,7 +45,10 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
         (!parts.is_empty()).then(|| parts.iter().map(of_part).sum()).flatten()
     };
     let mut rows: Vec<NewRow> = Vec::new();
-    for of_problem in all.chunk_by(|a, b| (a.piece.problem, a.piece.step) == (b.piece.problem, b.piece.step)) {
+    // No step would ask for their rows.
+    let is_asked_for = |one: &&Tuned| args.stale || !setup.is_only_fused(&one.piece);
+    let asked: Vec<Tuned> = all.iter().filter(is_asked_for).cloned().collect();
+    for of_problem in asked.chunk_by(|a, b| (a.piece.problem, a.piece.step) == (b.piece.problem, b.piece.step)) {
         let facts = facts(&of_problem[0].problem, &args.r#where)?;
         let op = of_problem[0].problem.ops.join("+");
         let step = setup.job.step_of_rows(&of_problem[0].piece);

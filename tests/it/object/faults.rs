@@ -156,6 +156,7 @@ fn an_object_of_the_cache_that_does_not_load_is_compiled_again_once_and_replaced
             object: bad.to_vec(),
             log: String::new(),
             label: rendered.label.clone(),
+            about: rendered.about.clone(),
             compile_ms: 0,
             compiler: String::new(),
         };

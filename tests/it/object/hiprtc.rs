@@ -51,6 +51,7 @@ pub fn compiler() -> Option<&'static Compilers> {
 pub fn request(source: &str, target: &str, options: &[&str]) -> Request {
     Request {
         label: "op/variant".into(),
+        about: String::new(),
         source: source.into(),
         entry: "k".into(),
         options: options.iter().map(ToString::to_string).collect(),

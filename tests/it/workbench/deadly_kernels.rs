@@ -96,6 +96,48 @@ fn a_kernel_that_ends_its_process_is_told_and_the_check_goes_on() {
     assert_eq!((&rows[7]["status"], failures(&rows[7]).len()), (&"ok".into(), 0), "{}", rows[7]);
 }
 
+/// A copy that never ends in one thread of one block.
+const ENDLESS: &str = r#"{#
+op      = "embedding"
+summary = "a copy that never ends"
+uses    = ["lib/hip/block.hip.j2"]
+
+[requires]
+precision = ["f32"]
+when      = ["hidden_size == 45", "table == 'f32'"]
+
+[params.block_size]
+default = 64
+
+[launch]
+grid = ["n_tokens"]
+#}
+{% include "lib/hip/types.hip.j2" %}
+
+{{ signature }} {
+  const u32 t = blockIdx.x;
+  for (u32 c = threadIdx.x; c < {{ hidden_size }}; c += BLOCK) {
+    y[(size_t)t * {{ hidden_size }} + c] = table[(size_t)row[t] * {{ hidden_size }} + c];
+    while (c == 5 && y[(size_t)t * {{ hidden_size }} + c] == table[(size_t)row[t] * {{ hidden_size }} + c]) {
+    }
+  }
+}
+"#;
+
+#[test]
+fn where_a_simulated_kernel_hangs_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("embedding")).unwrap();
+    fs::write(folder.path().join("embedding/endless.hip.j2"), ENDLESS).unwrap();
+    let flags = ["--arch", "sim:gfx1100", "--variant", "endless", "--deadline", "1", "--first-shape", "--within", "1s"];
+    let (code, rows) = check(folder.path(), &flags);
+    let told = failures(&rows[0]);
+    assert!(code == 1 && told[0].contains(" thread 5: still runs after 1 s"), "{told:?}");
+    let line = ENDLESS.lines().position(|line| line.contains("while (c == 5")).expect("it is there") + 1;
+    assert!(told[0].contains(&format!("endless.hip.j2:{line}")), "line {line}: {told:?}");
+    assert!(told[0].contains("`gptoss-jit kernels show embedding/endless --arch gfx1100"), "{told:?}");
+}
+
 #[test]
 fn memory_outside_of_a_tensor_is_not_there() {
     // What is read is not used, so that no result is spoilt.

@@ -12,6 +12,7 @@ mod limits;
 pub mod occupancy;
 mod ordering;
 mod predict;
+mod replay;
 mod same_bits;
 pub mod tune;
 mod tuner;

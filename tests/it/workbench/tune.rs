@@ -235,6 +235,26 @@ fn lint_tells_rows_with_their_places() {
     assert_eq!(kinds, ["gap", "not asked for"], "{report}");
 }
 
+#[test]
+fn lint_tells_a_row_of_an_op_that_only_runs_fused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = "provenance.hand = { kind = \"hand\", date = \"2026-11-22\", method = \"a test\" }\n\
+                 [[rows]]\nop = \"moe_sort\"\nwhere = { precision = \"bf16\" }\nuse = \"moe_sort/block\"\nprovenance = \"hand\"\n\
+                 [[rows]]\nop = \"rmsnorm\"\nuse = \"rmsnorm/row\"\nprovenance = \"hand\"\n";
+    fs::write(folder.path().join("gfx1100.toml"), table).expect("written");
+    let tables = folder.path().to_str().expect("a name");
+    let ran = run(&["tune", "lint", "--arch", "gfx1100", "--tuning", tables, "--json"]);
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stderr));
+    let told: Vec<&Value> = report["findings"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .filter(|one| one["text"].as_str().is_some_and(|text| text.starts_with("no step asks for")))
+        .collect();
+    let [one] = told.as_slice() else { panic!("of the two rows one is not asked for: {report}") };
+    assert_eq!((&one["place"], &one["kind"]), (&format!("{tables}/gfx1100.toml:2").into(), &"not asked for".into()));
+}
+
 /// The digest of gpt-oss-20b's attention without a window on GPUs, from before contracts had `has_sinks`.
 const BEFORE_SINKS: &str = "233828e8031bf97cee7f37ab97abb537981482f186f6b87a6f5b978e7d1bf648";
 

@@ -7,11 +7,12 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use gpu::{BufferView, GpuError, Mailbox};
 
+use super::capture::Capture;
 use super::error::PlanError;
 use super::hand_over::{HandOver, staging};
 use super::inputs::Inputs;
@@ -60,6 +61,8 @@ pub struct Executor {
     stream_plan: Option<StreamPlan>,
     profiler: Option<Profiler>,
     replays: Replays,
+    /// A launch that somebody waits for.
+    capture: Mutex<Option<Capture>>,
 }
 
 impl Executor {
@@ -128,6 +131,7 @@ impl Executor {
             stream_plan,
             profiler: None,
             replays: Replays::default(),
+            capture: Mutex::default(),
         })
     }
 
@@ -182,6 +186,16 @@ impl Executor {
             }
         }
         kernels
+    }
+
+    /// Has a launch taken down when it comes. Until then steps are launched kernel by kernel, and not timed.
+    pub fn capture(&self, capture: Capture) {
+        *self.capture.lock().unwrap_or_else(PoisonError::into_inner) = Some(capture);
+    }
+
+    /// The labels of all nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.graph.nodes.iter().map(|node| node.label.as_str())
     }
 
     /// From here on, takes the time of the launches.

@@ -16,9 +16,11 @@
 //! - [`memory`]: what all of that takes, before it is allocated
 //! - `workspace`: memory that kernels ask for besides
 //! - [`profile`]: where the time of the steps goes
+//! - [`capture`]: one launch with what it reads and writes
 
 pub(crate) mod arena;
 mod buckets;
+pub mod capture;
 pub mod cover;
 pub mod decisions;
 pub mod error;

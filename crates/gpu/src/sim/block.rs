@@ -9,6 +9,7 @@ use super::context::{
     range_of, suspend,
 };
 use super::coroutine::{Coroutine, Link, ThreadStack};
+use super::hang::note_block;
 use super::object::Object;
 use super::order::Order;
 use super::schedule::Schedule;
@@ -109,6 +110,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
     };
     let context = &raw mut context;
     object.bind(context);
+    note_block(context, object.code());
     let mut running = Running { context, threads: Vec::new(), turn: Vec::new(), grid, block };
     running.start(grid.block_size)?;
     running.run()
@@ -281,6 +283,7 @@ fn latest(threads: &[Thread]) -> u32 {
 impl Drop for Running<'_> {
     /// Keeps the stacks for the next block.
     fn drop(&mut self) {
+        note_block(ptr::null(), [0; 2]);
         let stacks = self.threads.drain(..).filter_map(|thread| thread.coroutine.into_stack());
         STACKS.with_borrow_mut(|kept| kept.extend(stacks));
     }

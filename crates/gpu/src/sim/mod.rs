@@ -4,15 +4,17 @@
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
 //! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
 //! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
-//! [`traffic`] how a wave goes to memory; [`order`] knows which block knows of which, [`schedule`] who runs first. What
-//! a GPU would do silently is an error here: access outside of the arguments and of LDS, misaligned vectors, races in
-//! LDS and in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
-//! operation that not all threads reach. Memory starts as NaN.
+//! [`traffic`] how a wave goes to memory; [`hang`] looks where a kernel is that does not end; [`order`] knows which
+//! block knows of which, [`schedule`] who runs first. What a GPU would do silently is an error here: access outside of
+//! the arguments and of LDS, misaligned vectors, races in LDS and in global memory, reads of what nobody wrote, more
+//! LDS or threads than a block may have, a barrier or a wave operation that not all threads reach. Memory starts as
+//! NaN.
 
 mod access;
 mod block;
 mod context;
 mod coroutine;
+mod hang;
 mod object;
 mod order;
 mod schedule;
@@ -32,6 +34,8 @@ use crate::memory::{Buffer, BufferView};
 use crate::{DeviceMemory, Driver, GpuError};
 use block::{Grid, Stop, Worker};
 use context::{Range, Stamp};
+use hang::Noted;
+pub use hang::stop_and_look;
 use object::Object;
 use order::Order;
 use schedule::Schedule;
@@ -241,6 +245,7 @@ impl Function {
             *copy = Some(Object::load(&self.bytes, spec)?);
         }
         let object = copy.as_ref().expect("just loaded");
+        let _noted = Noted::new(object, &spec.entry);
         let on = Worker::new(object, grid, args);
         loop {
             let result = on.run(block).map_err(|stop| fault(object, spec, grid, block, stop));

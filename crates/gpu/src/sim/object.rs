@@ -18,6 +18,8 @@ pub(super) struct Object {
     bind: unsafe extern "C" fn(*mut Context),
     /// Where the image begins.
     base: usize,
+    /// Its code.
+    code: [usize; 2],
     lds: Vec<Lds>,
     /// A byte for each marked line of the text, which is set when it runs; empty where none is marked.
     ran: Option<(usize, usize)>,
@@ -121,7 +123,13 @@ impl Object {
         };
         let constants = [".rodata", ".data.rel.ro"].iter().filter_map(|name| section(name));
         let constants = constants.map(|(begin, end)| Range::unwatched(begin, end, false)).collect();
-        Ok(Self { entry, bind, base, lds, ran, has_atomics, constants, lines, _library: loaded })
+        let code = section(".text").map_or([0; 2], |(begin, end)| [begin, end]);
+        Ok(Self { entry, bind, base, code, lds, ran, has_atomics, constants, lines, _library: loaded })
+    }
+
+    /// Where its code begins and ends.
+    pub(crate) fn code(&self) -> [usize; 2] {
+        self.code
     }
 
     pub(crate) fn entry(&self) -> SimEntryPoint {

@@ -457,7 +457,8 @@ impl Store {
         match self.compiler.compile(task.request) {
             Ok(Compiled { object, log, compile_ms }) => {
                 let compiler = self.compiler.identity(&key.compiler_name, &key.target)?.description();
-                let made = NewObject { object, log, label: label.clone(), compile_ms, compiler };
+                let about = task.request.about.clone();
+                let made = NewObject { object, log, label: label.clone(), about, compile_ms, compiler };
                 Ok(Loaded::new(self.cache.publish(key, &made), ObjectOrigin::Compiled))
             }
             Err(error) => {

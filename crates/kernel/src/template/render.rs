@@ -38,6 +38,8 @@ const MAX_BLOCKS_OF_UNIT: u32 = 32;
 pub struct Rendered {
     /// `linear/dot`: for messages and tables.
     pub label: String,
+    /// Dims, flags, types, precision and parameters, in a line: for people.
+    pub about: String,
     /// Self-contained C or HIP C++.
     pub source: String,
     /// The kernel's name in the object.
@@ -184,6 +186,7 @@ pub fn render(
         }
     };
     Ok(Rendered {
+        about: about(problem, &params),
         source,
         entry: head.entry,
         params,
@@ -197,6 +200,17 @@ pub fn render(
         is_early: bounds.is_early,
         label,
     })
+}
+
+/// `hidden_size=2880 scale=f32 bf16 block_size=256`: what tells kernels of a template apart.
+fn about(problem: &Problem, params: &Params) -> String {
+    let Problem { dims, flags, dtypes, precision, .. } = problem;
+    let mut words: Vec<String> = dims.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    words.extend(flags.iter().map(|(name, value)| format!("{name}={value}")));
+    words.extend(dtypes.iter().map(|(name, value)| format!("{name}={value}")));
+    words.push(precision.name().to_owned());
+    words.extend(params.iter().map(|(name, value)| format!("{name}={value}")));
+    words.join(" ")
 }
 
 /// The values that the body of a template sees.

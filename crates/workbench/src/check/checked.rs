@@ -74,6 +74,11 @@ pub trait Watch {
     /// A case that is not run, because its kernel was wrong on the same inputs.
     fn passed_over(&mut self) {}
 
+    /// Launches it. `tells` says of a fault where in its template that is.
+    fn launch(&mut self, _tells: &(dyn Fn(GpuError) -> Wrong + Sync), launch: &mut dyn FnMut()) {
+        launch();
+    }
+
     /// It ran; whether the device is of no use from here on.
     fn after(&mut self, _is_lost: bool) {}
 }
@@ -214,13 +219,16 @@ impl Checked {
             }
             let Case { i, scalars, placement, fence, is_twice, .. } = case;
             let setting = Setting { driver, kernel, weights, scalars, placement, fence, is_twice, lds };
-            let launched = || {
+            let launch = || {
                 let (prepared, of_rounded) = prepared.map_err(Wrong::from)?;
                 let load = || driver.load(object, kernel.spec()).map_err(Wrong::from);
                 let kernel = loaded.get_or_insert_with(load).as_ref().map_err(Clone::clone)?;
                 Ok((setting.launch(kernel, &prepared.0)?, prepared, of_rounded))
             };
-            let launched: Result<_, Wrong> = launched();
+            let tells = |fault: GpuError| on.told(template, trial, kernel, Wrong::from(fault));
+            let (mut launch, mut launched) = (Some(launch), None);
+            watch.launch(&tells, &mut || launched = launch.take().map(|launch| launch()));
+            let launched: Result<_, Wrong> = launched.expect("it was launched");
             watch.after(on.target.is_real_gpu() && matches!(launched, Err(Wrong::Device(_))));
             let result = launched.and_then(|(written, prepared, of_rounded)| {
                 let known = right.get(&i).map_or(&[][..], Vec::as_slice);

@@ -5,11 +5,16 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::exit;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::Duration;
 
+use gpu::GpuError;
+use gpu::sim::stop_and_look;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::message::{self, CaseResults, CheckJob, Message};
-use super::{Checked, Checker, Go, Selection, Watch};
+use super::{Checked, Checker, Go, Selection, Watch, Wrong};
 use kernel::object::compile::follow_parent;
 
 /// Does what the parent asks for on standard input, which is a socket, and answers there.
@@ -24,7 +29,8 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
     follow_parent(|| ())?;
     // A kernel that dies leaves a message, not its memory.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
-    let mut reporter = Reporter { to_parent, number: 0, n_known: job.n_known, wrong: job.wrong, is_lost: false };
+    let (n_known, wrong, deadline) = (job.n_known, job.wrong, Duration::from_millis(job.deadline_ms));
+    let mut reporter = Reporter { to_parent, number: 0, n_known, wrong, is_lost: false, deadline };
     for step in &job.steps {
         let found = checker.steps(selection).find(|(template, precision)| {
             step.precision == *precision && step.variant == template.variant && step.op == template.ops.join("+")
@@ -50,6 +56,8 @@ struct Reporter {
     n_known: usize,
     wrong: BTreeSet<usize>,
     is_lost: bool,
+    /// How long a case may take.
+    deadline: Duration,
 }
 
 impl Reporter {
@@ -80,6 +88,27 @@ impl Watch for Reporter {
 
     fn passed_over(&mut self) {
         self.number += 1;
+    }
+
+    /// Beside it somebody looks at the clock, who tells where the kernel is when it does not end. The parent ends this
+    /// process then, or where nothing is known of the kernel a little later.
+    fn launch(&mut self, tells: &(dyn Fn(GpuError) -> Wrong + Sync), launch: &mut dyn FnMut()) {
+        let deadline = self.deadline;
+        let Ok(mut to_parent) = self.to_parent.try_clone() else { return launch() };
+        thread::scope(|scope| {
+            let (ends, is_over) = mpsc::channel::<()>();
+            let look = move || {
+                if is_over.recv_timeout(deadline) == Err(RecvTimeoutError::Timeout)
+                    && let Some(fault) = stop_and_look(&format!("still runs after {} s", deadline.as_secs_f64()))
+                {
+                    let text = tells(fault).to_string();
+                    let _ = message::write(&mut to_parent, &Message::Hangs { text }); // a parent that is gone ends us
+                }
+            };
+            let looks = thread::Builder::new().spawn_scoped(scope, look);
+            launch();
+            drop((ends, looks));
+        });
     }
 
     fn after(&mut self, is_lost: bool) {

@@ -29,6 +29,8 @@ pub(super) struct CheckJob {
     pub(crate) n_known: usize,
     /// Cases after which it was told that something is wrong.
     pub(crate) wrong: BTreeSet<usize>,
+    /// After so many milliseconds a case is taken to hang.
+    pub(crate) deadline_ms: u64,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -40,6 +42,10 @@ pub(super) enum Message {
         since: CaseResults,
     },
     Ran,
+    /// It does not end, and where it is; the child is of no more use.
+    Hangs {
+        text: String,
+    },
     /// The step is done, and this came out last; whether another child is to do the next one.
     Done {
         since: CaseResults,

@@ -30,6 +30,9 @@ const MAX_DEATHS: usize = 3;
 /// How often who may be stopped looks whether he is.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long after the deadline a child may take to say where its kernel hangs.
+const LOOKING: Duration = Duration::from_secs(2);
+
 /// How long a child may take to end when it has said all, or has closed its socket.
 const ENDING: Duration = Duration::from_secs(10);
 
@@ -144,15 +147,20 @@ impl Progress {
 
     /// A kernel ended the child, in this case if it was running one; gives whether the step is to go on.
     fn died(&mut self, running: Option<String>, death: Death) -> bool {
+        self.ended(running, Wrong::Died(death))
+    }
+
+    /// The same of a child that ends for what is wrong with the kernel.
+    fn ended(&mut self, running: Option<String>, wrong: Wrong) -> bool {
         self.n_deaths += 1;
         let goes_on = running.is_some() && self.n_deaths < MAX_DEATHS;
         match running {
             Some(case) => {
                 self.wrong.insert(self.number);
                 self.checked.n_cases += 1;
-                self.checked.fail(case, Wrong::Died(death));
+                self.checked.fail(case, wrong);
             }
-            None => self.checked.fail("while no kernel ran".into(), Wrong::Died(death)),
+            None => self.checked.fail("while no kernel ran".into(), wrong),
         }
         if !goes_on {
             self.checked.fail("the other cases".into(), Wrong::NotRun { n_deaths: self.n_deaths });
@@ -173,10 +181,12 @@ impl Children {
                 Some(child) => child,
                 None => {
                     let (n_known, wrong) = (progress.number, progress.wrong.clone());
-                    running.insert(self.start(&CheckJob { steps: steps.to_vec(), n_known, wrong }).map_err(error)?)
+                    let deadline_ms = self.deadline.as_millis() as u64;
+                    let job = CheckJob { steps: steps.to_vec(), n_known, wrong, deadline_ms };
+                    running.insert(self.start(&job).map_err(error)?)
                 }
             };
-            let (is_lost, is_done) = match child.next(self.deadline) {
+            let (is_lost, is_done) = match child.next(self.deadline + LOOKING) {
                 Ok(Message::Runs { number, case, since }) => {
                     progress.add(since, step);
                     progress.number = number;
@@ -187,6 +197,10 @@ impl Children {
                     child.runs = None;
                     (false, false)
                 }
+                Ok(Message::Hangs { text }) => {
+                    let case = child.runs.take().map(|(case, _)| case);
+                    (true, !progress.ended(case, Wrong::Hangs { text }))
+                }
                 Ok(Message::Lost { since }) => {
                     progress.add(since, step);
                     (true, false)
@@ -196,6 +210,10 @@ impl Children {
                     (is_lost, true)
                 }
                 Err(Death::Stopped) => return Ok(()),
+                Err(Death::TimedOut { .. }) => {
+                    let death = Death::TimedOut { deadline: self.deadline };
+                    (true, !progress.died(child.runs.take().map(|(case, _)| case), death))
+                }
                 Err(death) => (true, !progress.died(child.runs.take().map(|(case, _)| case), death)),
             };
             if is_lost {

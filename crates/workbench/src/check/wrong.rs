@@ -111,6 +111,9 @@ pub enum Wrong {
         /// In bytes.
         len_bytes: usize,
     },
+    /// It does not end, and where it is.
+    #[error("{text}")]
+    Hangs { text: String },
     /// The process that ran it ended.
     #[error("{0}")]
     Died(Death),
@@ -159,6 +162,7 @@ impl Wrong {
                 | Self::Compile { .. }
                 | Self::Device(_)
                 | Self::Told { words: Some(_), .. }
+                | Self::Hangs { .. }
                 | Self::Died(Death::TimedOut { .. } | Death::Garbage | Death::Stopped)
         )
     }

@@ -148,6 +148,11 @@ impl Timed {
     pub fn median_us(&self) -> f64 {
         quantile(&self.times_us, 0.5)
     }
+
+    /// How far apart the middle half of its times is, as a fraction of the middle.
+    pub fn spread(&self) -> f64 {
+        (quantile(&self.times_us, 0.75) - quantile(&self.times_us, 0.25)) / self.median_us()
+    }
 }
 
 /// A quantile of rising numbers, between neighbours where it falls between them.
@@ -353,7 +358,7 @@ fn entered<T: Send>(driver: &dyn Driver, work: impl FnOnce() -> T + Send) -> T {
     done.expect("a driver does the work")
 }
 
-pub(super) fn case(problem: &Problem, setup: &Setup) -> Case {
+pub(crate) fn case(problem: &Problem, setup: &Setup) -> Case {
     let Problem { dims, constants, flags, dtypes, .. } = problem.clone();
     let scalars = setup.scalars.iter().map(|(name, &value)| (name.clone(), value as f64)).collect();
     let activation = Some(problem.precision.activation());

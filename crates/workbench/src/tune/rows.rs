@@ -11,10 +11,10 @@ use kernel::tuning::table::{APART, Facts, ProvenanceKind, Tokens, TuningRow};
 use kernel::tuning::{Query, TuningTables};
 
 /// Measured times that are no further apart than this are the same, as a fraction.
-pub(crate) const NOISE: f64 = 0.02;
+pub const NOISE: f64 = 0.02;
 
 /// The same of predicted ones; a guess: of the experts the model's choice was no better than chance's.
-pub(crate) const DOUBT: f64 = 0.10;
+pub const DOUBT: f64 = 0.10;
 
 /// What holds at a number of rows is taken to hold at such a part of it more or less.
 const NEARBY: u32 = 4;

@@ -9,7 +9,7 @@ use kernel::tuning::table::TuningRow;
 /// A row that is not what was measured, and where it would be measured again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stale {
-    pub(crate) row: TuningRow,
+    pub row: TuningRow,
     /// A problem that it decides, at the number of rows at which it was measured.
     pub piece: Piece,
 }

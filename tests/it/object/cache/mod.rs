@@ -58,6 +58,7 @@ fn made(key: &KernelKey) -> NewObject {
         object: format!("object of {}", key.source).into_bytes(),
         log: "a warning\n".into(),
         label: "rmsnorm/simt".into(),
+        about: "hidden_size=2880 f32 block_size=256".into(),
         compile_ms: 12,
         compiler: "a fake".into(),
     }
@@ -152,8 +153,14 @@ fn odd_keys_come_back_as_they_were() {
         compiler_name: "host".into(),
         compiler: odd.into(),
     };
-    let made =
-        NewObject { object: Vec::new(), log: odd.into(), label: odd.into(), compile_ms: 0, compiler: odd.into() };
+    let made = NewObject {
+        object: Vec::new(),
+        log: odd.into(),
+        label: odd.into(),
+        about: odd.into(),
+        compile_ms: 0,
+        compiler: odd.into(),
+    };
     room.open().publish(&key, &made);
     let found = hit(&room.open(), &key).expect("it was published");
     assert_eq!(found.object.len(), 0);

@@ -40,6 +40,7 @@ pub fn request(compiler: &'static str, source: &str) -> Request {
     let target = if compiler == "host" { HOST_TARGET } else { "gfx1100" };
     Request {
         label: "op/variant".into(),
+        about: String::new(),
         source: source.into(),
         entry: "canary_of_tests".into(),
         options: Vec::new(),

@@ -1,6 +1,7 @@
 //! Steps of an executor: who launches what, and in which order.
 
 use std::ops::Range;
+use std::sync::PoisonError;
 
 use gpu::{Argument, Driver, Kernel, Launch};
 use half::bf16;
@@ -8,6 +9,7 @@ use half::bf16;
 use super::{Executor, Observer, Written};
 use crate::graph::placement::Place;
 use crate::graph::{Rows, StepShape, Storage};
+use crate::plan::capture::{Capture, captured};
 use crate::plan::error::PlanError;
 use crate::plan::replay::Replays;
 use crate::plan::segment::{PlannedLaunch, PreparedLaunch, Segment, Steps};
@@ -26,14 +28,15 @@ impl Executor {
         for segment in &mut self.segments[..n_segments] {
             segment.prepare(shape.kind, shape.count(segment.rows), &self.sites)?;
         }
-        if let Some(mut profiler) = self.profiler.take() {
+        let is_capturing = self.is_capturing();
+        if !is_capturing && let Some(mut profiler) = self.profiler.take() {
             let timed = profiler.step(&self.view(n_segments), shape);
             self.profiler = Some(profiler);
             if timed? {
                 return Ok(());
             }
         }
-        if self.sites.host.is_none() && observer.is_none() && self.replay(0..n_segments, shape)? {
+        if self.sites.host.is_none() && observer.is_none() && !is_capturing && self.replay(0..n_segments, shape)? {
             return Ok(());
         }
         let mut replays = std::mem::take(&mut self.replays);
@@ -53,6 +56,7 @@ impl Executor {
         observer: &mut Option<Observer<'_>>,
     ) -> Result<(), PlanError> {
         let count = |rows: Rows| shape.count(rows);
+        let is_replayed = self.sites.host.is_some() && observer.is_none() && !self.is_capturing();
         let mut ahead = Ahead::begin(&self.segments[..n_segments], shape, &self.sites)?;
         let mut at = 0;
         for part in self.segments[..n_segments].chunk_by(|a, b| a.place == b.place) {
@@ -60,7 +64,7 @@ impl Executor {
             at = end;
             if part[0].place == Place::Host {
                 self.run_of_host(part, shape, &mut ahead, observer)?;
-            } else if self.sites.host.is_none() || observer.is_some() || !self.replayed(replays, first..end, shape)? {
+            } else if !is_replayed || !self.replayed(replays, first..end, shape)? {
                 self.launch_all(part, shape, count, observer)?;
             }
         }
@@ -137,16 +141,31 @@ impl Executor {
         observer: &mut Option<Observer<'_>>,
     ) -> Result<(), PlanError> {
         for segment in segments {
-            let driver = self.sites.of(segment.place).driver();
-            for (planned, prepared) in segment.prepared_of(shape.kind, count(segment.rows)) {
+            let site = self.sites.of(segment.place);
+            let (driver, n) = (site.driver(), count(segment.rows));
+            for (planned, prepared) in segment.prepared_of(shape.kind, n) {
                 let failed = |source| PlanError::Device { label: planned.label.clone(), source };
-                driver.launch(planned.kernel(), &prepared.launch()).map_err(failed)?;
+                if let Some(capture) = self.capture_of(&planned.label) {
+                    let of_whom = (n, site.pipeline.target().id());
+                    capture.take(captured(driver, planned, prepared, shape.kind, of_whom).map_err(failed)?);
+                } else {
+                    driver.launch(planned.kernel(), &prepared.launch()).map_err(failed)?;
+                }
                 if let Some(observer) = observer {
                     self.show(driver, planned, prepared, *observer)?;
                 }
             }
         }
         Ok(())
+    }
+
+    fn is_capturing(&self) -> bool {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Who takes the launch of this label that comes now, if somebody does.
+    fn capture_of(&self, label: &str) -> Option<Capture> {
+        self.capture.lock().unwrap_or_else(PoisonError::into_inner).take_if(|capture| capture.is_it(label))
     }
 
     /// Reads back what a launch wrote, for the observer.

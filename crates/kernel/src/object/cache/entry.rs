@@ -47,6 +47,8 @@ pub struct NewObject {
     pub log: String,
     /// What people call the kernel, `op/variant`.
     pub label: String,
+    /// Dims, types and parameters that it was rendered for, for people; another problem may have the same text.
+    pub about: String,
     /// How long compiling took.
     pub compile_ms: u64,
     /// The compiler, described for people.
@@ -76,6 +78,9 @@ pub struct Meta {
     pub(crate) schema: u32,
     /// What people call the kernel, `op/variant`.
     pub label: String,
+    /// Dims, types and parameters that it was rendered for; empty where nobody said.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub about: String,
     /// When it was made, in seconds since 1970.
     pub(crate) created_unix_s: u64,
     /// How long compiling took.
@@ -145,6 +150,7 @@ impl Meta {
     pub(super) fn of_object(key: &KernelKey, made: &NewObject) -> Self {
         let object = ObjectRecord { len_bytes: made.object.len() as u64, sha256: Digest::of(&made.object) };
         Self {
+            about: made.about.clone(),
             compile_ms: made.compile_ms,
             compiler_description: made.compiler.clone(),
             object: Some(object),
@@ -156,6 +162,7 @@ impl Meta {
         Self {
             schema: SCHEMA,
             label: label.into(),
+            about: String::new(),
             created_unix_s: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
             compile_ms: 0,
             compiler_description: String::new(),

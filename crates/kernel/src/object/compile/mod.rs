@@ -74,6 +74,8 @@ pub fn options(kernel: &Rendered, target: &Target) -> Vec<String> {
 pub struct Request {
     /// What people call it: `linear/gemv`. Not part of what is compiled.
     pub label: String,
+    /// Dims, types and parameters, for people. Not part of what is compiled either.
+    pub about: String,
     /// The rendered source, whole.
     pub source: String,
     /// The name of the kernel in the object.
@@ -94,6 +96,7 @@ impl Request {
     pub fn new(kernel: &Rendered, target: &Target) -> Self {
         Self {
             label: kernel.label.clone(),
+            about: kernel.about.clone(),
             source: kernel.source.clone(),
             entry: kernel.entry.clone(),
             options: options(kernel, target),

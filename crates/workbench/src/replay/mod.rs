@@ -1,0 +1,382 @@
+//! A launch of a real step, once more: by any kernel that does its problem, on any device. [`file`] is how a launch is
+//! kept. What comes out is held against what the captured launch left, and against the reference where that is cheap.
+
+pub mod file;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use gpu::code_object::KernelFacts;
+use gpu::{Argument, Buffer, Driver, GpuError, Launch};
+
+use crate::check::{self, Difference};
+use crate::timing::{self, Setup};
+use data::Place;
+use expression::ExpressionError;
+use file::StoredLaunch;
+use format::Dtype;
+use kernel::object::compile::Request;
+use kernel::object::resources::{ObjectError, examine};
+use kernel::object::store::{Store, StoreError};
+use kernel::target::Target;
+use kernel::template::contract::Access;
+use kernel::template::launch::ArgSpec;
+use kernel::template::library::Library;
+use kernel::template::origins::Origins;
+use kernel::template::render::{RenderError, Rendered, render};
+use kernel::template::{Params, Resources, Template};
+use reference::{Tensor, Tensors};
+
+/// Launches that are timed.
+const N_TIMED: usize = 21;
+
+/// The reference computes in f64, element by element: so much of it takes seconds.
+const MOST_FLOP: f64 = 2e9;
+const MOST_ELEMENTS: usize = 64 << 20;
+
+/// Elements that are compared at a time.
+const CHUNK: usize = 1 << 16;
+
+/// What memory holds that a kernel is to write.
+const POISON: u8 = 0xff;
+
+/// On what a launch is made again.
+pub struct On<'a> {
+    pub library: &'a Library,
+    pub store: &'a Store,
+    pub target: &'a Target,
+    pub driver: &'a dyn Driver,
+    /// Compiler options behind all others.
+    pub options: &'a [&'a str],
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Replayed {
+    /// The parameters, complete.
+    pub params: Params,
+    /// What the launch wrote, beside what it wrote before.
+    pub outputs: Vec<ReplayedOutput>,
+    pub reference: AgainstReference,
+    /// Microseconds of each timed launch, rising; empty in the simulator.
+    pub times_us: Vec<f64>,
+    /// What a GPU's object uses.
+    pub uses: Option<KernelFacts>,
+}
+
+/// An output, beside that of the captured launch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplayedOutput {
+    pub name: String,
+    pub n_elements: usize,
+    /// Those that are not the same number.
+    pub n_different: usize,
+    /// The largest difference; infinite where one of the two is no number.
+    pub largest: f64,
+    /// The norm of the difference over that of what was captured.
+    pub relative: f64,
+}
+
+/// Beside the reference, by the contract's tolerance.
+#[derive(Clone, Debug, PartialEq)]
+pub enum AgainstReference {
+    /// The largest error, as a fraction of the tolerance.
+    Right(f64),
+    Wrong(Difference),
+    /// Why nobody compared.
+    Unknown(String),
+}
+
+/// Why a launch cannot be made again.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    #[error(transparent)]
+    Render(#[from] RenderError),
+    #[error(transparent)]
+    Compile(#[from] StoreError),
+    #[error(transparent)]
+    Expression(#[from] ExpressionError),
+    /// The object is not what its contract says.
+    #[error(transparent)]
+    Object(#[from] ObjectError),
+    /// The device refuses it, or what watches it stopped it.
+    #[error("{error}{}", place.iter().map(|place| format!("\n  the line comes from {place}")).collect::<String>())]
+    Device {
+        error: GpuError,
+        /// The template's line.
+        place: Option<Place>,
+    },
+    /// The file has another tensor than the kernel asks for.
+    #[error("`{name}` has {found} bytes in the file, expected {expected}")]
+    Argument { name: String, expected: usize, found: usize },
+    #[error("the file has no `{name}`, which `{label}` asks for")]
+    Missing { name: String, label: String },
+}
+
+impl hint::Hint for ReplayError {
+    fn hint(&self) -> Option<String> {
+        match self {
+            Self::Render(error) => error.hint(),
+            Self::Argument { .. } | Self::Missing { .. } => {
+                Some("the contract is another than when it was captured: capture the launch again".into())
+            }
+            _ => None,
+        }
+    }
+}
+
+impl From<GpuError> for ReplayError {
+    fn from(error: GpuError) -> Self {
+        Self::Device { error, place: None }
+    }
+}
+
+/// The arguments of a launch on a device.
+struct Placed {
+    args: Vec<Argument>,
+    /// Those that are put back before each launch: where, and what.
+    changed: Vec<(Buffer, Bytes)>,
+    /// Outputs, by their places among the arguments.
+    written: Vec<(usize, ArgSpec)>,
+    _buffers: Vec<Buffer>,
+}
+
+/// Makes a launch again by a template.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn replay(
+    stored: &StoredLaunch,
+    on: &On<'_>,
+    template: &Template,
+    params: &Params,
+) -> Result<Replayed, ReplayError> {
+    let On { library, store, target, driver, options } = *on;
+    let kernel = render(library, template, &stored.problem, params, target)?;
+    let mut request = Request::new(&kernel, target);
+    request.options.extend(options.iter().map(|option| (*option).to_owned()));
+    let object = store.get_all(&[request], &()).remove(0)?.object;
+    let is_real = target.is_real_gpu();
+    let uses =
+        is_real.then(|| examine(&object, &kernel.spec(), &Resources { max_spills: None }, target)).transpose()?;
+    let loaded = driver.load(&object, kernel.spec())?;
+    let placed = Placed::new(stored, &kernel, driver)?;
+    let grid = kernel.launch.grid(&stored.scalars)?;
+    let scratch_bytes = kernel.launch.scratch_bytes(&stored.scalars)? as usize;
+    let launch = Launch { grid, scratch_bytes, args: &placed.args };
+    let told = |error: GpuError| {
+        let line = if let GpuError::Fault { line, .. } = &error { *line } else { None };
+        let origins = line.and_then(|_| Origins::trace(library, template, &stored.problem, params, target, &kernel));
+        let place = line.and_then(|line| origins?.of_line(line as usize).cloned());
+        ReplayError::Device { error, place }
+    };
+    let mut launched = Ok(());
+    driver.enter(&mut || launched = driver.launch(&loaded, &launch));
+    launched.map_err(told)?;
+    let mut got: BTreeMap<String, (Dtype, Vec<u8>)> = BTreeMap::new();
+    for (i, spec) in &placed.written {
+        let Argument::Memory { view, required_bytes } = &placed.args[*i] else { continue };
+        let mut bytes = vec![0; *required_bytes];
+        driver.read(view, &mut bytes)?;
+        got.insert(spec.name.clone(), (spec.dtype, bytes));
+    }
+    let outputs = stored.args.iter().filter_map(|arg| {
+        let (dtype, bytes) = got.get(&arg.name)?;
+        Some(ReplayedOutput::new(&arg.name, *dtype, bytes, arg.after.as_ref()?))
+    });
+    let outputs = outputs.collect();
+    let reference = against_reference(stored, library, &kernel, &got)?;
+    let mut times_us = Vec::new();
+    if !target.is_simulated {
+        for _ in 0..N_TIMED {
+            placed.changed.iter().try_for_each(|(buffer, bytes)| driver.write(&buffer.view(), bytes))?;
+            let mut timed = Ok(Default::default());
+            driver.enter(&mut || timed = driver.launch_timed(&loaded, &launch));
+            times_us.push(1e6 * timed?.as_secs_f64());
+        }
+        times_us.sort_by(f64::total_cmp);
+    }
+    Ok(Replayed { params: kernel.params, outputs, reference, times_us, uses })
+}
+
+impl Replayed {
+    /// Whether the reference says that it is right, or where that was not asked, it is what was captured.
+    pub fn is_right(&self) -> bool {
+        match &self.reference {
+            AgainstReference::Right(_) => true,
+            AgainstReference::Wrong(_) => false,
+            AgainstReference::Unknown(_) => self.outputs.iter().all(|output| output.relative <= NEAR),
+        }
+    }
+
+    /// The time in the middle, in microseconds, and by how much of it the middle half of all times differs.
+    pub fn median_us(&self) -> Option<(f64, f64)> {
+        let at = |part: usize| self.times_us.get(self.times_us.len() * part / 4).copied();
+        let median = at(2)?;
+        Some((median, (at(3)? - at(1)?) / median))
+    }
+}
+
+/// How far the norm of what two kernels give may be apart where there is no reference: a rounding of bf16.
+pub const NEAR: f64 = 1.0 / 128.0;
+
+impl ReplayedOutput {
+    fn new(name: &str, dtype: Dtype, got: &[u8], captured: &[u8]) -> Self {
+        let mut all = Self {
+            name: name.to_owned(),
+            n_elements: dtype.elements_in(captured.len()),
+            n_different: 0,
+            largest: 0.0,
+            relative: 0.0,
+        };
+        if got == captured {
+            return all;
+        }
+        let (mut off, mut norm) = (0.0, 0.0);
+        let chunk_bytes = dtype.len_bytes(CHUNK);
+        for (got, captured) in got.chunks(chunk_bytes).zip(captured.chunks(chunk_bytes)) {
+            let [got, captured] = [got, captured].map(|bytes| Tensor::from_bytes(dtype, bytes));
+            for (got, captured) in got.values().iter().zip(captured.values()) {
+                if captured.is_finite() {
+                    norm += captured * captured;
+                }
+                if got == captured || got.is_nan() && captured.is_nan() {
+                    continue;
+                }
+                let difference = (got - captured).abs();
+                all.n_different += 1;
+                all.largest = all.largest.max(if difference.is_nan() { f64::INFINITY } else { difference });
+                off += difference * difference;
+            }
+        }
+        all.relative = match all.n_different {
+            0 => 0.0,
+            _ if !all.largest.is_finite() => f64::INFINITY,
+            _ => (off / norm.max(f64::MIN_POSITIVE)).sqrt(),
+        };
+        all
+    }
+}
+
+impl Placed {
+    fn new(stored: &StoredLaunch, kernel: &Rendered, driver: &dyn Driver) -> Result<Self, ReplayError> {
+        let mut placed = Self { args: Vec::new(), changed: Vec::new(), written: Vec::new(), _buffers: Vec::new() };
+        for (i, spec) in kernel.all_args().enumerate() {
+            if spec.is_scalar() {
+                let value = stored.scalars.get(&spec.name).copied();
+                let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
+                placed.args.push(Argument::U32(value.ok_or_else(missing)? as u32));
+                continue;
+            }
+            let len_bytes = spec.len_bytes(&stored.scalars)?;
+            let is_workspace = i >= kernel.args.len();
+            let buffer = match spec.access {
+                _ if is_workspace => {
+                    let fill = if spec.is_zeroed { 0 } else { POISON };
+                    placed.filled(driver, Bytes::from(vec![fill; len_bytes]))?
+                }
+                Access::Write => placed.filled(driver, Bytes::from(vec![POISON; len_bytes]))?,
+                Access::Read => driver.upload(stored.before(spec, len_bytes, kernel)?)?,
+                Access::ReadWrite => placed.filled(driver, stored.before(spec, len_bytes, kernel)?)?,
+            };
+            if !is_workspace && spec.access != Access::Read {
+                placed.written.push((i, spec.clone()));
+            }
+            placed.args.push(Argument::Memory { view: buffer.view(), required_bytes: len_bytes });
+            placed._buffers.push(buffer);
+        }
+        Ok(placed)
+    }
+
+    /// Memory that the launch changes.
+    fn filled(&mut self, driver: &dyn Driver, bytes: Bytes) -> Result<Buffer, ReplayError> {
+        let buffer = driver.allocate(bytes.len())?;
+        driver.write(&buffer.view(), &bytes)?;
+        self.changed.push((buffer.clone(), bytes));
+        Ok(buffer)
+    }
+}
+
+impl StoredLaunch {
+    /// What a tensor held before.
+    fn before(&self, spec: &ArgSpec, expected: usize, kernel: &Rendered) -> Result<Bytes, ReplayError> {
+        let stored = self.args.iter().find(|arg| arg.name == spec.name).and_then(|arg| arg.before.clone());
+        let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
+        let stored = stored.ok_or_else(missing)?;
+        if stored.len() != expected {
+            return Err(ReplayError::Argument { name: spec.name.clone(), expected, found: stored.len() });
+        }
+        Ok(stored)
+    }
+}
+
+/// Computes it in f64, where that takes seconds and not minutes.
+fn against_reference(
+    stored: &StoredLaunch,
+    library: &Library,
+    kernel: &Rendered,
+    got: &BTreeMap<String, (Dtype, Vec<u8>)>,
+) -> Result<AgainstReference, ReplayError> {
+    let unknown = |why: String| Ok(AgainstReference::Unknown(why));
+    let read = |arg: &&file::StoredArg| arg.before.is_some();
+    let n_elements: usize = stored
+        .args
+        .iter()
+        .filter(read)
+        .map(|arg| arg.dtype.elements_in(arg.before.as_ref().map_or(0, |one| one.len())))
+        .sum();
+    let setup = Setup { scalars: stored.scalars.clone(), inputs: None, cache_bytes: 0, seed: 0 };
+    let flop = timing::work(library, &stored.problem, &setup).ok().and_then(|work| work.flop).unwrap_or_default();
+    if n_elements > MOST_ELEMENTS || flop > MOST_FLOP {
+        return unknown(format!(
+            "not held against the reference: {n_elements} numbers and {flop:.1e} operations take it long"
+        ));
+    }
+    let inputs: Tensors = stored
+        .args
+        .iter()
+        .filter_map(|arg| Some((arg.name.clone(), Tensor::from_bytes(arg.dtype, arg.before.as_ref()?))))
+        .collect();
+    let case = timing::case(&stored.problem, &setup);
+    let want = match reference::run(&stored.problem.ops, &case, &inputs) {
+        Ok(want) => want,
+        Err(error) => return unknown(format!("the reference does not take it: {error}")),
+    };
+    let mut worst: f64 = 0.0;
+    for arg in kernel.args.iter().filter(|arg| !arg.is_scalar() && arg.access != Access::Read) {
+        let (Some((dtype, bytes)), Some(want)) = (got.get(&arg.name), want.get(&arg.name)) else { continue };
+        let got = Tensor::from_bytes(*dtype, bytes);
+        if got.len() != want.values.len() {
+            return unknown(format!(
+                "the reference gives {} elements of `{}`, the kernel {}",
+                want.values.len(),
+                arg.name,
+                got.len()
+            ));
+        }
+        match check::output(arg, &arg.shape(&stored.scalars)?, got.values(), want, kernel.tolerance) {
+            Ok(fraction) => worst = worst.max(fraction),
+            Err(difference) => return Ok(AgainstReference::Wrong(difference)),
+        }
+    }
+    Ok(AgainstReference::Right(worst))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(values: &[f32]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+
+    #[test]
+    fn an_output_is_told_by_how_far_it_is_from_what_was_captured() {
+        let same = ReplayedOutput::new("y", Dtype::F32, &bytes(&[1.0, f32::NAN]), &bytes(&[1.0, f32::NAN]));
+        assert_eq!((same.n_elements, same.n_different, same.relative), (2, 0, 0.0));
+        let off = ReplayedOutput::new("y", Dtype::F32, &bytes(&[3.0, 4.5]), &bytes(&[3.0, 4.0]));
+        assert_eq!((off.n_different, off.largest, off.relative), (1, 0.5, 0.1));
+        let lost = ReplayedOutput::new("y", Dtype::F32, &bytes(&[f32::NAN]), &bytes(&[4.0]));
+        assert_eq!((lost.n_different, lost.largest, lost.relative), (1, f64::INFINITY, f64::INFINITY));
+    }
+}

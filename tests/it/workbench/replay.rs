@@ -1,0 +1,103 @@
+//! Launches of real steps: taken down by `run`, made again by `kernels replay`.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::fixtures::program::{Ran, argument, repository, run};
+
+/// Runs the built-in model, with a launch taken down.
+fn capture(what: &str, file: &Path) -> Ran {
+    let file = argument(file);
+    run(&[
+        "run",
+        "-m",
+        "generate",
+        "-i",
+        "Once upon",
+        "--max-new-tokens",
+        "3",
+        "--device",
+        "cpu",
+        "--capture-launch",
+        what,
+        &file,
+    ])
+}
+
+fn replay(file: &Path, flags: &[&str]) -> (i32, Value) {
+    let file = argument(file);
+    let ran = run(&[&["kernels", "replay", &file, "--json"], flags].concat());
+    let report = serde_json::from_slice(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stderr));
+    (ran.code, report)
+}
+
+#[test]
+fn a_launch_of_a_step_is_made_again_on_the_host_and_in_the_simulator() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("launch");
+    capture("block.0.attn.norm,2", &file).ok();
+    let (code, same) = replay(&file, &["--device", "cpu"]);
+    assert_eq!((code, &same["right"], &same["rows"]), (0, &Value::Bool(true), &1.into()), "{same}");
+    assert!(same["outputs"].as_array().expect("a list").iter().all(|one| one["different"] == 0), "{same}");
+    assert!(same["median_us"].as_f64().is_some_and(|us| us > 0.0), "{same}");
+
+    let (code, other) = replay(&file, &["--device", "sim:gfx1100"]);
+    assert_eq!((code, &other["right"], &other["target"]), (0, &Value::Bool(true), &"sim:gfx1100".into()), "{other}");
+    assert_ne!(other["template"], same["template"], "{other}");
+    assert!(
+        other["worst_error"].as_f64().is_some_and(|worst| worst <= 1.0),
+        "it was held against the reference: {other}"
+    );
+    assert_eq!(other["median_us"], Value::Null, "{other}");
+
+    // A template that does something else is told.
+    let captured = same["captured"]["template"].as_str().expect("a name");
+    let (op, variant) = captured.split_once('/').expect("of two parts");
+    let text = fs::read_to_string(repository().join(format!("templates/{captured}.c.j2"))).expect("it is there");
+    fs::create_dir(folder.path().join(op)).expect("made");
+    fs::write(
+        folder.path().join(format!("{op}/{variant}.c.j2")),
+        text.replace("{{ signature }} {", "{{ signature }} { return; "),
+    )
+    .expect("written");
+    let (code, wrong) = replay(&file, &["--device", "cpu", "--templates", &argument(folder.path())]);
+    assert_eq!((code, &wrong["right"]), (1, &Value::Bool(false)), "{wrong}");
+    assert!(wrong["why"].as_str().is_some_and(|why| why.contains("elements are wrong")), "{wrong}");
+}
+
+#[test]
+fn a_launch_that_is_not_there_is_no_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("launch");
+    let said = capture("block.0.attn.nrm", &file).fails(2);
+    assert!(said.contains("the model has no node `block.0.attn.nrm`: did you mean `block.0.attn.norm`?"), "{said}");
+    let said = capture("block.0.attn.norm,0", &file).fails(2);
+    assert!(said.contains("expected a number of a step, from 1"), "{said}");
+    let ran = capture("block.0.attn.norm,900", &file);
+    assert!(ran.code == 1 && ran.stderr.contains("was launched in fewer than 900 steps"), "{}", ran.stderr);
+    assert!(!file.exists());
+    fs::write(&file, "something else").expect("written");
+    let said = run(&["kernels", "replay", &argument(&file), "--device", "cpu"]).fails(1);
+    assert!(said.contains("it is no captured launch"), "{said}");
+}
+
+#[test]
+fn two_parameter_sets_are_held_beside_each_other() {
+    let flags = ["--device", "cpu", "--tokens", "1", "--json"];
+    let ran = run(&[&["kernels", "compare", "rmsnorm/rows", "rmsnorm/rows"], &flags[..]].concat());
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stderr));
+    for side in ["a", "b"] {
+        assert!(report[side]["right"].as_str().is_some_and(|right| right.starts_with("right in ")), "{report}");
+    }
+    let line = &report["lines"][0];
+    for side in ["a", "b"] {
+        assert!(line[side]["us"].as_f64().is_some_and(|us| us > 0.0), "{report}");
+        assert!(line[side]["kernel"].as_str().is_some_and(|kernel| kernel.starts_with("rmsnorm/rows")), "{report}");
+    }
+    let said = run(&["kernels", "compare", "rmsnorm/rows", "embedding/rows", "--device", "cpu"]).fails(2);
+    assert!(said.contains("one does `rmsnorm` and the other `embedding`"), "{said}");
+    let said = run(&["kernels", "compare", "rmsnorm/rows", "today", "--device", "cpu"]).fails(2);
+    assert!(said.contains("two kernels or two folders of tables are compared"), "{said}");
+}
