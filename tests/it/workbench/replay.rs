@@ -44,7 +44,7 @@ fn a_launch_of_a_step_is_made_again_on_the_host_and_in_the_simulator() {
     assert!(same["median_us"].as_f64().is_some_and(|us| us > 0.0), "{same}");
 
     let (code, other) = replay(&file, &["--device", "sim:gfx1100"]);
-    assert_eq!((code, &other["right"], &other["target"]), (0, &Value::Bool(true), &"sim:gfx1100".into()), "{other}");
+    assert_eq!((code, &other["right"], &other["device"]), (0, &Value::Bool(true), &"sim:gfx1100".into()), "{other}");
     assert_ne!(other["template"], same["template"], "{other}");
     assert!(
         other["worst_error"].as_f64().is_some_and(|worst| worst <= 1.0),
