@@ -5,6 +5,7 @@
 //! over HTTP waits for none of them.
 
 use std::io::{self, BufWriter, Write};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,7 +31,7 @@ use crate::error::ApiError;
 use crate::keys::Caller;
 use crate::request_log::in_background;
 use crate::{chat, completions, responses};
-use batch::records::{Header, Records, VERSION};
+use batch::records::{Header, Records, RecordsError, VERSION};
 use system::new_file::NewFile;
 
 /// From one try to keep something to the next.
@@ -169,11 +170,11 @@ impl Driver {
             settings,
         };
         let open = move || {
-            let not_kept = |error: &dyn std::error::Error| NotKept::new(&path, io::Error::other(hint::chain(error)));
-            let answers = Answers::open(&path, header.clone(), n, false).map_err(|error| not_kept(&error))?;
+            let not_kept = |error| not_recorded(&path, error);
+            let answers = Answers::open(&path, header.clone(), n, false).map_err(not_kept)?;
             let mut n_failed = 0;
             for i in (0..n).filter(|&i| answers.digest(i).is_some()) {
-                let read = answers.read(i).map_err(|error| not_kept(&error))?;
+                let read = answers.read(i).map_err(not_kept)?;
                 n_failed += usize::from(read.is_some_and(|record| record.outcome.is_error));
             }
             Ok((answers, n_failed))
@@ -244,8 +245,7 @@ impl Driver {
         let mut left = done;
         let keep = move || {
             let records = held.as_mut().expect("they are given back once");
-            let not_kept =
-                |error: batch::records::RecordsError| NotKept::new(&path, io::Error::other(hint::chain(&error)));
+            let not_kept = |error| not_recorded(&path, error);
             while let Some((i, answer)) = left.pop() {
                 let again = KeptAnswer { is_error: answer.is_error, line: answer.line.clone() };
                 if let Err(error) = records.append(i, 0, answer) {
@@ -310,6 +310,13 @@ impl Driver {
     }
 }
 
+fn not_recorded(path: &Path, error: RecordsError) -> NotKept {
+    match error {
+        RecordsError::Io { source, .. } => NotKept::new(path, source),
+        other => NotKept::new(path, io::Error::other(other)),
+    }
+}
+
 /// Writes answers in the order of their requests, and the errors; whether there are such and such.
 fn write_files(
     store: &Store,
@@ -329,7 +336,7 @@ fn write_files(
         let [output, errors] = &mut files;
         let mut writers = [output, errors].map(|file| BufWriter::new(file.file()));
         for i in 0..lines.len() {
-            let kept = answers.read(i).map_err(|error| not_kept(io::Error::other(hint::chain(&error))))?;
+            let kept = answers.read(i).map_err(|error| not_recorded(&paths[0], error))?;
             let KeptAnswer { is_error, line } = match kept {
                 Some(record) => record.outcome,
                 None => unanswered(store, &lines.get(i).map_err(not_kept)?, end),

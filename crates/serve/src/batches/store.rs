@@ -331,7 +331,7 @@ mod tests {
         fs::write(folder.path().join("files/foreign.json"), "[3]").expect("written");
         drop(store);
         let store = Store::open(folder.path(), LIMITS).expect("opened again");
-        assert_eq!(store.files(Caller(1)), [one.clone()]);
+        assert_eq!(store.files(Caller(1)), std::slice::from_ref(&one));
         assert_eq!(store.files(Caller(2)), [other]);
         assert!(store.file(Caller(2), &one.id).is_err() && store.file(Caller(1), &one.id).is_ok());
         assert_eq!(store.user_of(&one.id).expect("it is needed").record(), batch.record());
