@@ -156,7 +156,7 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
         slots: engine.kv_layout().n_slots,
         context: engine.kv_layout().capacity_tokens,
         vocab_size: checkpoint.config.vocab_size,
-        kernels: (stats.from_cache, stats.compiled),
+        kernels: (stats.from_cache + stats.from_bundles, stats.compiled),
         chat: chat.map_err(|error| chain(&error)),
     };
     Ok((loaded, engine))

@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
+use system::bounded_process::this_program;
+
 /// Names files and folders, as `$PATH` names folders.
 pub const VARIABLE: &str = "GPTOSS_JIT_BUNDLES";
 
@@ -24,7 +26,7 @@ pub(super) fn candidates() -> Vec<PathBuf> {
         let is_missing = found.is_empty() && !path.is_dir();
         files.extend(if is_missing { vec![path] } else { found });
     }
-    let program = env::current_exe().ok().and_then(|program| fs::canonicalize(program).ok());
+    let program = fs::canonicalize(this_program()).ok();
     if let Some(folder) = program.as_deref().and_then(Path::parent) {
         files.extend(files_at(&folder.join("bundles")));
         files.extend(folder.parent().map(|parent| files_at(&parent.join("share").join(SHARED))).unwrap_or_default());

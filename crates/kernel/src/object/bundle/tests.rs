@@ -7,6 +7,7 @@ use crate::template::Params;
 
 fn request(target: &str, source: &str) -> Request {
     Request {
+        about: String::new(),
         label: "linear/gemv".into(),
         source: source.into(),
         entry: "k".into(),
