@@ -37,7 +37,7 @@ use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
 use model::config::NamedShape;
 use model::hub;
-use system::units::human_bytes;
+use system::units::{counted, human_bytes};
 
 /// Compile the kernels of models ahead, into one file for machines without a compiler; no GPU needed
 ///
@@ -318,7 +318,7 @@ fn ls(paths: &[PathBuf], output: &Output) -> anyhow::Result<()> {
             output.warning(&format!("not used: `{}`: {}", path.display(), hint::chain(error)));
         }
     }
-    output.note(&format!("{} bundles", rows.len()));
+    output.note(&counted(rows.len(), "bundle"));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use super::tensor::Tensor;
 use format::Dtype;
 
 pub(super) fn embedding_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    let (n_rows, hidden_size) = (case.dim("n_rows")?, case.dim("hidden_size")?);
+    let (n_rows, hidden_size) = (case.scalar("n_rows")?, case.dim("hidden_size")?);
     let mut inputs = random_rows(case.dtype("table")?, "table", [n_rows, hidden_size], Sizes::Alike(1.0), random);
     inputs.insert("row".into(), random.indices(case.n_tokens()?, n_rows));
     Ok(inputs)

@@ -75,7 +75,7 @@ fn a_kernel_that_ends_its_process_is_told_and_the_check_goes_on() {
     ]);
     let (code, rows) = check(folder.path(), &["--deadline", "20"]);
     assert_eq!((code, rows.len()), (1, 8), "{rows:#?}");
-    let case = "hidden_size 45, n_rows 37, table f32, n_tokens 1, no memory before its tensors: ";
+    let case = "hidden_size 45, table f32, n_rows 37, n_tokens 1, no memory before its tensors: ";
     for (row, how) in rows.iter().zip([
         "its process ended: signal 11 (segmentation fault)",
         "its process ended: signal 4 (illegal instruction)",

@@ -404,8 +404,9 @@ fn what_was_cached_is_what_the_first_answer_found_whichever_is_told_first() {
         }
     });
     assert!(n_before > 0, "{events:?}");
-    let usage = events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok()?.get("usage").cloned());
-    let mut usage = usage.rfind(|usage| !usage.is_null()).expect("the last event has it");
+    let mut usage =
+        events.iter().filter_map(|(_, data)| serde_json::from_str::<Value>(data).ok()?.get("usage").cloned());
+    let usage = usage.rfind(|usage| !usage.is_null()).expect("the last event has it");
     let n_prompt = server.asked().prompt.len();
     assert_ne!(n_prompt / 4, n_prompt / 2);
     assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], n_prompt / 4, "{usage}");

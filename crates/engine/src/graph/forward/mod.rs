@@ -221,7 +221,7 @@ impl Forward<'_> {
         let x = self.graph.activation("x".into(), Dtype::F32);
         self.graph
             .node("embedding", "embedding")
-            .dim("n_rows", self.config.vocab_size)
+            .scalar("n_rows", self.config.vocab_size)
             .dim("hidden_size", self.config.hidden_size)
             .dtype("table", dtype)
             .weight("table", EMBEDDING, dtype)

@@ -23,7 +23,7 @@ impl Forward<'_> {
         let chosen = self.graph.activation("x.chosen".into(), Dtype::F32);
         self.graph
             .node("chosen_rows", "embedding")
-            .dim("n_rows", self.options.max_rows)
+            .scalar("n_rows", self.options.max_rows)
             .dim("hidden_size", self.config.hidden_size)
             .dtype("table", Dtype::F32)
             .arg("table", x)
