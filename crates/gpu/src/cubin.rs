@@ -60,9 +60,15 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<CodeObject, CodeObjectError> {
         let shared = sections.section_by_name(endian, shared.as_bytes()).map_or(0, |(_, s)| s.sh_size(endian));
         facts.push(kernel(name, &all, index, &attributes(own)?, u32::try_from(shared).unwrap_or(u32::MAX))?);
     }
-    let target = format!("sm_{}", header.e_flags(endian).0 >> 8 & 0xff);
+    // CUDA 13 moved the chip's number to the second byte, with version 8 of the ABI: NVRTC 12.9 writes 0x5a0d5a for
+    // sm_90, and version 7.
+    let shift = if bytes.get(ABI_VERSION_AT).is_some_and(|abi| *abi < 8) { 0 } else { 8 };
+    let target = format!("sm_{}", header.e_flags(endian).0 >> shift & 0xff);
     Ok(CodeObject { target, version: None, kernels: facts })
 }
+
+/// Where an ELF file has the version of its ABI (`EI_ABIVERSION`).
+const ABI_VERSION_AT: usize = 8;
 
 /// The machine code of a kernel of an NVIDIA object (a cubin), in instructions of 16 bytes.
 ///
@@ -194,6 +200,16 @@ mod tests {
         let gemv = CodeObject::parse(GEMV).expect("a real object");
         let kernel = gemv.kernel("linear_gemv").expect("its kernel");
         assert_eq!((kernel.vgprs, kernel.private_bytes, kernel.spills(), kernel.lds_bytes), (18, 16, 0, 0));
+    }
+
+    /// The head of what NVRTC 12.9 makes of a kernel for sm_90, before the rest of an object of 13.0.
+    #[test]
+    fn a_cubin_of_cuda_12_tells_its_chip_too() {
+        let mut older = ROW.to_vec();
+        assert_eq!(older[ABI_VERSION_AT], 8);
+        older[ABI_VERSION_AT] = 7;
+        older[48..52].copy_from_slice(&0x5a_0d5a_u32.to_le_bytes());
+        assert_eq!(CodeObject::parse(&older).expect("an object").target, "sm_90");
     }
 
     #[test]

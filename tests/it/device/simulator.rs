@@ -77,7 +77,7 @@ fn a_right_kernel_is_right_in_waves_of_32_and_of_64() {
 #[test]
 fn access_outside_of_arguments_is_refused() {
     let past = "to[first + other] = held[other];";
-    let read = "held[own] = from[{{ n_rows * hidden_size }}];";
+    let read = "held[own] = from[n_rows * {{ hidden_size }}];";
     refused("held[own] = from[first + own];", read, read_mark(read), "bytes past the end of `table`");
     refused(past, "to[first + other - 2] = held[other];", "other - 2]", "writes 4 bytes");
     refused(past, "((f32*)from)[first + other] = held[other];", "((f32*)from)", "which its contract only reads");
