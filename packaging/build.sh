@@ -1,5 +1,6 @@
 #!/bin/sh
-# Builds all packages from a checkout: the wheel, wheels of kernels, the Debian package, and their checksums.
+# Builds packages from a checkout: the wheel, the Debian package, and their checksums. Wheels of kernels are made of
+# bundles by kernel-wheel.sh.
 #
 #   packaging/build.sh             into target/packaging/dist
 #

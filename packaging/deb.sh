@@ -26,7 +26,7 @@ completion fish usr/share/fish/vendor_completions.d gptoss-jit.fish
 sed -e 's|/usr/local/bin/|/usr/bin/|' -e 's|Put it into /etc/systemd/system, then|To begin:|' \
     -e 's|systemctl daemon-reload && systemctl enable|systemctl enable|' \
     "$root/examples/serve/gptoss-jit.service" >"$(at usr/lib/systemd/system)/gptoss-jit.service"
-[ $# -eq 0 ] || cp "$@" "$(at usr/share/gptoss-jit/bundles)/"
+[ $# -eq 0 ] || install -m 644 "$@" "$(at usr/share/gptoss-jit/bundles)/"
 
 documents=$(at usr/share/doc/gptoss-jit)
 cp "$root/README.md" "$documents/"
@@ -42,7 +42,7 @@ Architecture: amd64
 Maintainer: gptoss-jit <https://github.com/gptoss-jit/gptoss-jit/issues>
 Homepage: https://github.com/gptoss-jit/gptoss-jit
 Installed-Size: $(du -sk --exclude=DEBIAN "$tree" | cut -f 1)
-Depends: libc6 (>= $glibc), libgcc-s1
+Depends: libc6 (>= $glibc), libgcc-s1 | libgcc1
 Recommends: gcc | clang
 Description: gpt-oss models on GPUs and processors
  Runs OpenAI's gpt-oss and other models with kernels that are templates: they are

@@ -279,8 +279,12 @@ fn ls(paths: &[PathBuf], output: &Output) -> anyhow::Result<()> {
     let bundles = named.as_ref().unwrap_or_else(|| Bundles::here());
     let mut listed = Vec::new();
     for bundle in bundles.all() {
-        let manifest = bundle.manifest().with_context(|| format!("could not read `{}`", bundle.path().display()))?;
-        listed.push((bundle, manifest));
+        match bundle.manifest() {
+            Ok(manifest) => listed.push((bundle, manifest)),
+            Err(error) => {
+                output.warning(&format!("could not read `{}`: {}", bundle.path().display(), hint::chain(&error)));
+            }
+        }
     }
     if output.is_json() {
         let listed = listed.iter().map(|(bundle, manifest)| {

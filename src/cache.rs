@@ -263,6 +263,10 @@ fn explain_kernel(label: &str, other: Option<&str>, args: &KernelArgs, output: &
     let explanation = key.as_ref().ok().map(|key| store.cache().explain(key));
     let is_hit = matches!(explanation, Some(Explanation::Hit { .. }));
     match (explanation, store.bundles().get(&request).filter(|_| !is_hit)) {
+        // What fails here is taken from a bundle that has an object of it.
+        (Some(failed @ Explanation::Failed { .. }), Some(bundled)) if bundled.object.is_none() => {
+            print_explanation(&subject, &failed, output)
+        }
         (_, Some(bundled)) => print_bundled(&subject, &bundled, output),
         (Some(explanation), None) => print_explanation(&subject, &explanation, output),
         (None, None) => Err(key.err().map_or_else(|| anyhow::anyhow!("{subject}: no key"), Into::into)),

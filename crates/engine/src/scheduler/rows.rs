@@ -96,7 +96,7 @@ impl Scheduler {
         let n_ends = shares.iter().filter(|share| scored(share).is_none() && share.n_rows == share.n_left).count();
         let mut room = self.options.max_logit_rows.saturating_sub(step.logit_rows.len() + n_ends);
         let mut in_turn: Vec<&mut Share> = shares.iter_mut().collect();
-        in_turn.sort_unstable_by_key(|share| share.request);
+        in_turn.sort_unstable_by_key(|share| (share.is_background, share.request));
         for share in in_turn {
             let Some(sequence) = scored(share) else { continue };
             let n_told = sequence.n_scored.saturating_sub(sequence.n_forwarded);

@@ -369,7 +369,11 @@ impl Store {
     /// What the cache has, or a bundle behind it.
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         let cached = task.key.as_ref().and_then(|key| self.look_up_in_cache(task, key));
-        cached.or_else(|| self.look_up_in_bundles(task))
+        match cached {
+            // What fails here may have been compiled elsewhere.
+            Some(Err(failed)) => Some(self.look_up_in_bundles(task).and_then(Result::ok).ok_or(failed)),
+            cached => cached.or_else(|| self.look_up_in_bundles(task)),
+        }
     }
 
     fn look_up_in_bundles(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {

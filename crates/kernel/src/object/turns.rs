@@ -26,6 +26,9 @@ impl Turns {
         let mut state = self.changed.wait_while(state, must_wait).unwrap_or_else(PoisonError::into_inner);
         state.0 -= 1;
         state.1 -= usize::from(is_urgent);
+        if state.0 > 0 {
+            self.changed.notify_all(); // whoever waited for this one to go first
+        }
         Turn(self)
     }
 }

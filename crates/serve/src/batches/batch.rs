@@ -100,6 +100,13 @@ pub(super) struct Problem {
 }
 
 impl Problem {
+    /// A disk is in the way.
+    pub(super) fn of_storage(message: String) -> Self {
+        Self { code: "storage_error".to_owned(), message, param: None, line: None }
+    }
+}
+
+impl Problem {
     fn json(&self) -> Value {
         json!({"code": self.code, "message": self.message, "param": self.param, "line": self.line})
     }

@@ -37,7 +37,7 @@ use system::new_file::NewFile;
 /// From one try to keep something to the next.
 const PAUSE: Duration = Duration::from_secs(5);
 
-/// Tries to answer a request for which the engine has no room or no memory; each waits longer than the one before.
+/// Tries to answer a request for which the device has no memory; each waits longer than the one before.
 const MAX_TRIES: u32 = 8;
 
 /// Longest wait of these.
@@ -61,8 +61,12 @@ struct Ended;
 /// Answers a batch, if it is not over.
 pub(super) async fn drive(server: Arc<Server>, store: Arc<Store>, batch: Arc<Batch>) {
     let driver = Driver { server, store, batch };
-    // Who is told that the program ends has nothing more to do.
-    let _: Result<(), Ended> = driver.run().await;
+    if driver.run().await.is_err() {
+        // The program ends, by no fault of the batch: this start does not count.
+        let Driver { store, batch, .. } = driver;
+        let uncount = move || store.change(&batch, |record| record.n_starts = record.n_starts.saturating_sub(1));
+        let _ = spawn_blocking(uncount).await; // what cannot be kept counts
+    }
 }
 
 struct Driver {
@@ -119,7 +123,7 @@ impl Driver {
         let (path, server, endpoint) =
             (self.store.data_path(&record.input_file_id), self.server.clone(), record.endpoint.clone());
         let max_lines = self.store.limits.max_requests;
-        let read = move || {
+        let read = Arc::new(move || {
             // What was let in stays in: the model may be another one since, which is told of each request.
             let check_model = |asked: Option<&str>| match asked {
                 Some(asked) if !is_new => Ok(asked.to_owned()),
@@ -127,8 +131,20 @@ impl Driver {
             };
             let max_lines = if is_new { max_lines } else { usize::MAX };
             Lines::read(&path, &Expected { endpoint: &endpoint, max_lines, check_model: &check_model })
+        });
+        let read = loop {
+            let again = read.clone();
+            match spawn_blocking(move || again()).await.map_err(|_| Ended)? {
+                // What was answered is not given up for a disk that fails now.
+                Err(Unusable::Io(error)) if !is_new && error.kind() != io::ErrorKind::NotFound => {
+                    let message = format!("the server could not read the file: {error}");
+                    self.batch.tell(Some(Problem::of_storage(message)));
+                    sleep(PAUSE).await;
+                }
+                read => break read,
+            }
         };
-        let problems = match spawn_blocking(read).await.map_err(|_| Ended)? {
+        let problems = match read {
             Ok(lines) => {
                 let (total, model) = (lines.len(), lines.model.clone());
                 self.change(move |record| {
@@ -144,8 +160,7 @@ impl Driver {
             }
             Err(Unusable::Problems(problems)) => problems,
             Err(Unusable::Io(error)) => {
-                let message = format!("the server could not read the file: {error}");
-                vec![Problem { code: "storage_error".to_owned(), message, param: None, line: None }]
+                vec![Problem::of_storage(format!("the server could not read the file: {error}"))]
             }
         };
         tracing::info!(id = self.batch.id(), n = problems.len(), "a batch is wrong");
@@ -195,9 +210,6 @@ impl Driver {
         let places = self.server.batches.places(&self.server);
         let asking = Arc::new(Asking::new(&self.server, &self.batch));
         let expires_at = self.batch.record().expires_at;
-        if self.batch.record().n_starts > MAX_STARTS {
-            return Ok(BatchEnd::GivenUp);
-        }
         let mut open =
             (0..lines.len()).filter(|&i| answers.digest(i).is_none()).collect::<Vec<_>>().into_iter().peekable();
         let mut under_way: JoinSet<Result<(usize, KeptAnswer), Ended>> = JoinSet::new();
@@ -207,6 +219,9 @@ impl Driver {
             }
             if crate::now() >= expires_at {
                 return Ok(BatchEnd::Expired);
+            }
+            if self.batch.record().n_starts > MAX_STARTS {
+                return Ok(BatchEnd::GivenUp);
             }
             if open.peek().is_none() && under_way.is_empty() {
                 return Ok(BatchEnd::Answered);
@@ -389,8 +404,10 @@ struct Asking {
 /// What becomes of a request.
 enum Asked {
     Answered(KeptAnswer),
-    /// It may be answered later.
-    NotNow(KeptAnswer),
+    /// The device had no memory for it: that may be the request's own.
+    OutOfMemory(KeptAnswer),
+    /// There is no room, or no model yet.
+    NotNow,
 }
 
 impl Asking {
@@ -406,26 +423,25 @@ impl Asking {
     /// # Errors
     /// There will be none, since the program ends.
     async fn answer(&self, lines: &Arc<Lines>, i: usize) -> Result<KeptAnswer, Ended> {
-        let mut pause = Duration::from_secs(1);
-        for n_left in (0..MAX_TRIES).rev() {
+        let (mut pause, mut n_tries) = (Duration::from_secs(1), 0);
+        loop {
             let of_lines = lines.clone();
-            let line = spawn_blocking(move || of_lines.get(i)).await.map_err(|_| Ended)?;
-            let line = match line {
-                Ok(line) => line,
-                Err(error) => {
-                    tracing::warn!("could not read a request of a batch: {error}");
-                    return Err(Ended);
-                }
-            };
-            match self.ask(line).await? {
-                Asked::Answered(answer) => return Ok(answer),
-                Asked::NotNow(answer) if n_left == 0 => return Ok(answer),
-                Asked::NotNow(_) => {}
+            match spawn_blocking(move || of_lines.get(i)).await.map_err(|_| Ended)? {
+                Ok(line) => match self.ask(line).await? {
+                    Asked::Answered(answer) => return Ok(answer),
+                    Asked::OutOfMemory(answer) => {
+                        n_tries += 1;
+                        if n_tries == MAX_TRIES {
+                            return Ok(answer);
+                        }
+                    }
+                    Asked::NotNow => {}
+                },
+                Err(error) => tracing::warn!("could not read a request of a batch: {error}"),
             }
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        Err(Ended)
     }
 
     async fn ask(&self, line: Line) -> Result<Asked, Ended> {
@@ -459,8 +475,11 @@ impl Asking {
         let line = serde_json::to_string(&answer).map_err(|_| Ended)?;
         tracing::debug!(id = request_id, status = status.as_u16(), code, custom_id, "request of a batch");
         let answer = KeptAnswer { is_error: !status.is_success(), line };
-        let may_be_later = matches!(code, Some("overloaded" | "loading" | "load_failed" | "out_of_memory"));
-        Ok(if may_be_later { Asked::NotNow(answer) } else { Asked::Answered(answer) })
+        Ok(match code {
+            Some("overloaded" | "loading" | "load_failed") => Asked::NotNow,
+            Some("out_of_memory") => Asked::OutOfMemory(answer),
+            _ => Asked::Answered(answer),
+        })
     }
 }
 

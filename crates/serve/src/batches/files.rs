@@ -35,6 +35,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What is written and sent at a time.
 const CHUNK_BYTES: usize = 1 << 18;
 
+/// What a form has besides its file, at most.
+const FORM_BYTES: usize = 1 << 16;
+
 /// Longest name of a file, in bytes.
 const MAX_NAME: usize = 255;
 
@@ -54,10 +57,12 @@ struct Upload {
 async fn upload(
     State(server): State<Arc<Server>>,
     Extension(caller): Extension<Caller>,
-    request: Request,
+    mut request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let store = server.batches.store()?.clone();
     check_origin(request.headers(), &server.options.cors_origins)?;
+    let most = usize::try_from(store.limits.max_file_bytes).unwrap_or(usize::MAX).saturating_add(FORM_BYTES);
+    DefaultBodyLimit::max(most).apply(&mut request);
     let mut form = Multipart::from_request(request, &()).await.map_err(|error| no_form(&error.body_text()))?;
     let id = store.new_id("file-");
     let (mut written, mut purpose, mut filename) = (None, None, None);
@@ -67,7 +72,7 @@ async fn upload(
                 filename = Some(part.file_name().unwrap_or("file.jsonl").to_owned());
                 written = Some(receive(&store, &id, part).await?);
             }
-            "purpose" => purpose = Some(in_time(part.text()).await?),
+            "purpose" => purpose = Some(short_text(part).await?),
             name if name.starts_with("expires_after") => {
                 return Err(ApiError::unsupported(name, "files stay until they are deleted"));
             }
@@ -86,7 +91,8 @@ async fn upload(
     let described = StoredFile { id, caller: caller.0, order, bytes, created_at, filename, purpose };
     let kept = blocking(move || {
         file.publish().map_err(|error| NotKept::new(&store.data_path(&described.id), error))?;
-        store.add_file(described)
+        let path = store.data_path(&described.id);
+        store.add_file(described).inspect_err(|_| drop(std::fs::remove_file(path)))
     });
     Ok(Json(kept.await??.json()))
 }
@@ -109,6 +115,18 @@ fn no_form(why: &str) -> ApiError {
 async fn in_time<T>(part: impl Future<Output = Result<T, MultipartError>>) -> Result<T, ApiError> {
     let part = tokio::time::timeout(PATIENCE, part).await.map_err(|_| ApiError::body_timeout(PATIENCE.as_secs()))?;
     part.map_err(|error| no_form(&error.body_text()))
+}
+
+/// A part that is a word.
+async fn short_text(mut part: Part<'_>) -> Result<String, ApiError> {
+    let mut text = Vec::new();
+    while let Some(chunk) = in_time(part.chunk()).await? {
+        text.extend_from_slice(&chunk);
+        if text.len() > MAX_NAME {
+            return Err(no_form("a field is longer than any that a file has"));
+        }
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Writes a part of a form as it comes.

@@ -149,11 +149,12 @@ fn look(text: &[u8], expected: &Expected) -> Result<(String, String), ApiError> 
     }
     let mut text = text.to_vec();
     foreign_text::mend_json(&mut text);
-    let value: Value = serde_json::from_slice(&text).map_err(|error| {
+    let wrong = |error: serde_json::Error| {
         let words = error.to_string();
         let words = words.split(" at line ").next().unwrap_or_default().to_owned();
         ApiError::bad_request("invalid_json_line", format!("the line is no JSON: {words} (column {})", error.column()))
-    })?;
+    };
+    let value: Value = serde_json::from_slice(&text).map_err(wrong)?;
     let line = Field::body(&value)?;
     let custom_id = line.need("custom_id")?;
     let id = custom_id.text()?;
@@ -176,6 +177,8 @@ fn look(text: &[u8], expected: &Expected) -> Result<(String, String), ApiError> 
     {
         return Err(stream.unsupported("answers of a batch are whole"));
     }
+    // As it is read when its turn comes: that takes no key twice.
+    let _: Line = serde_json::from_slice(&text).map_err(wrong)?;
     let model = body.get("model").map(|model| model.text()).transpose()?;
     let model = (expected.check_model)(model).map_err(|error| error.with_param("body.model"))?;
     Ok((id.to_owned(), model))
@@ -225,6 +228,8 @@ mod tests {
         };
         let good = line("a", "");
         told(format!("{good}\n{{\"custom_id\": "), "invalid_json_line", "", 2);
+        let twice = good.replace("{\"custom_id\"", "{\"custom_id\": \"a\", \"custom_id\"");
+        told(format!("{}\n{twice}", line("b", "")), "invalid_json_line", "", 2);
         told(format!("{good}\n\n{good}"), "duplicate_custom_id", "custom_id", 3);
         told(line("a", ", \"stream\": true"), "unsupported_value", "body.stream", 1);
         told(line("a", ", \"model\": \"other\""), "model_not_found", "body.model", 1);

@@ -97,13 +97,17 @@ async fn create(
 ) -> Result<Json<Value>, ApiError> {
     let store = server.batches.store()?;
     let record = asked(store, caller, &Field::body(&body)?)?;
-    let (batch, of_folder) = (Arc::new(Batch::new(record)), store.clone());
-    let kept = batch.clone();
-    blocking(move || of_folder.add_batch(&kept)).await??;
-    tracing::info!(id = batch.id(), endpoint = batch.record().endpoint, "a batch begins");
-    let json = batch.json();
-    tokio::spawn(drive::drive(server.clone(), store.clone(), batch));
-    Ok(Json(json))
+    let (batch, store) = (Arc::new(Batch::new(record)), store.clone());
+    // Not ended with a client that leaves: a batch that is kept is answered.
+    let begun = tokio::spawn(async move {
+        let (kept, of_folder) = (batch.clone(), store.clone());
+        blocking(move || of_folder.add_batch(&kept)).await??;
+        tracing::info!(id = batch.id(), endpoint = batch.record().endpoint, "a batch begins");
+        let json = batch.json();
+        tokio::spawn(drive::drive(server, store, batch));
+        Ok(Json(json))
+    });
+    begun.await.map_err(|error| ApiError::internal(error.to_string()))?
 }
 
 /// A batch as a client asks for it.
@@ -185,20 +189,21 @@ async fn cancel(
     let batch = store.batch(caller, &id)?;
     let cancelled = batch.clone();
     let done = move || {
-        store.change(&cancelled, |record| {
+        let may = store.change(&cancelled, |record| {
             let may = record.status.may_be_cancelled();
             if may && record.status != Status::Cancelling {
                 record.status = Status::Cancelling;
                 record.cancelling_at = Some(super::now());
             }
             may
-        })
+        })?;
+        cancelled.wake();
+        Ok::<_, store::NotKept>(may)
     };
     if !blocking(done).await?? {
         let message = format!("the batch `{id}` is {}, and cannot be cancelled", batch.record().status.name());
         return Err(ApiError::bad_request("invalid_batch_status", message));
     }
-    batch.wake();
     Ok(Json(batch.json()))
 }
 

@@ -215,13 +215,13 @@ impl Store {
 
     /// Removes a file, its description first.
     pub(super) fn delete_file(&self, id: &str) -> Result<(), NotKept> {
-        lock(&self.files).remove(id);
         for path in [self.path("files", id, "json"), self.data_path(id)] {
             match fs::remove_file(&path) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(NotKept::new(&path, error)),
                 _ => {}
             }
         }
+        lock(&self.files).remove(id);
         Ok(())
     }
 
@@ -246,9 +246,13 @@ impl Store {
     }
 
     pub(super) fn add_batch(&self, batch: &Arc<Batch>) -> Result<(), NotKept> {
-        write_json(&self.path("batches", batch.id(), "json"), &batch.record())?;
+        // There before it is kept, so that nobody deletes its file meanwhile.
         lock(&self.batches).insert(batch.id().to_owned(), batch.clone());
-        Ok(())
+        let kept = write_json(&self.path("batches", batch.id(), "json"), &batch.record());
+        if kept.is_err() {
+            lock(&self.batches).remove(batch.id());
+        }
+        kept
     }
 
     /// Changes what is known of a batch, on the disk first. One at a time does.

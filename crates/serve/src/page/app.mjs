@@ -262,8 +262,8 @@ const compose = new Compose({
     if (!current.turns.length) {
       const line = content.trim().split("\n")[0] || files[0].name;
       current.title ||= line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH).trimEnd()}…` : line;
-      all.set(current.id, current);
     }
+    all.set(current.id, current); // also where another tab deleted it
     // A question that was never answered is asked with this one.
     current.turns.push({ role: "user", content, files });
     answer();

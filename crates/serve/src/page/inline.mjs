@@ -230,7 +230,10 @@ class Inline {
     while (closes && n > 0 && list.length) {
       const place = list.at(-1), opener = out[place];
       const depth = 1 + out.slice(place + 1).reduce((most, tree) => Math.max(most, tree.depth ?? 0), 0);
-      if (depth > MAX_DEPTH) break;
+      if (depth > MAX_DEPTH) {
+        list.length = 0;   // nor would any further one be less deep
+        break;
+      }
       const k = Math.min(2, n, opener.n);
       this.forget(place);
       const inside = finished(out.splice(place + 1));

@@ -238,9 +238,10 @@ impl Front {
         }
         if state.places.iter().all(|place| matches!(place.life, Life::LeftOut)) {
             let failed = Failed::Engine(why.clone());
+            // First: whoever is told of an end below looks for this.
+            self.failing.fail(EngineFailure { why, hint: error.hint() });
             self.intake.close(failed.clone());
             state.end_all(&failed);
-            self.failing.fail(EngineFailure { why, hint: error.hint() });
         }
         self.place_all(state);
     }

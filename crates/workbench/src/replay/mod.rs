@@ -176,6 +176,12 @@ pub fn replay(
     let mut got: BTreeMap<String, (Dtype, Vec<u8>)> = BTreeMap::new();
     for (i, spec) in &placed.written {
         let Argument::Memory { view, required_bytes } = &placed.args[*i] else { continue };
+        let captured = stored.args.iter().find(|arg| arg.name == spec.name).and_then(|arg| arg.after.as_ref());
+        let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
+        let found = captured.ok_or_else(missing)?.len();
+        if found != *required_bytes {
+            return Err(ReplayError::Argument { name: spec.name.clone(), expected: *required_bytes, found });
+        }
         let mut bytes = vec![0; *required_bytes];
         driver.read(view, &mut bytes)?;
         got.insert(spec.name.clone(), (spec.dtype, bytes));
@@ -205,7 +211,9 @@ impl Replayed {
         match &self.reference {
             AgainstReference::Right(_) => true,
             AgainstReference::Wrong(_) => false,
-            AgainstReference::Unknown(_) => self.outputs.iter().all(|output| output.relative <= NEAR),
+            AgainstReference::Unknown(_) => {
+                !self.outputs.is_empty() && self.outputs.iter().all(|output| output.relative <= NEAR)
+            }
         }
     }
 
@@ -342,7 +350,7 @@ fn against_reference(
         Ok(want) => want,
         Err(error) => return unknown(format!("the reference does not take it: {error}")),
     };
-    let mut worst: f64 = 0.0;
+    let (mut worst, mut n_compared): (f64, usize) = (0.0, 0);
     for arg in kernel.args.iter().filter(|arg| !arg.is_scalar() && arg.access != Access::Read) {
         let (Some((dtype, bytes)), Some(want)) = (got.get(&arg.name), want.get(&arg.name)) else { continue };
         let got = Tensor::from_bytes(*dtype, bytes);
@@ -355,9 +363,12 @@ fn against_reference(
             ));
         }
         match check::output(arg, &arg.shape(&stored.scalars)?, got.values(), want, kernel.tolerance) {
-            Ok(fraction) => worst = worst.max(fraction),
+            Ok(fraction) => (worst, n_compared) = (worst.max(fraction), n_compared + 1),
             Err(difference) => return Ok(AgainstReference::Wrong(difference)),
         }
+    }
+    if n_compared == 0 {
+        return unknown("the reference gives nothing that the kernel writes".to_owned());
     }
     Ok(AgainstReference::Right(worst))
 }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use super::archive::{self, FOOTER_BYTES, Footer, Index, MAGIC, MAX_FRAME_BYTES, Record};
 use super::error::BundleError;
 use super::manifest::{BundledKernel, FORMAT, Manifest};
+use crate::object::compile::additions;
 use crate::object::key::{Digest, KernelKey};
 use hint::chain;
 use system::trust;
@@ -182,7 +183,7 @@ impl Bundle {
     /// The sources by their digests: the frames between those of objects and that of the manifest.
     fn sources(&self, find: &mut dyn FnMut(String, String)) -> Result<BTreeMap<Digest, String>, BundleError> {
         let of_objects = (0..self.index.len()).map(|i| self.index.record(i)).filter(|record| record.len > 0);
-        let begin = of_objects.map(|record| record.frame_at + u64::from(record.frame_len)).max().unwrap_or(0);
+        let begin = of_objects.map(|record| record.frame_at.saturating_add(record.frame_len.into())).max().unwrap_or(0);
         let damaged = BundleError::Damaged { what: "its index" };
         let len = self.index.manifest_at.checked_sub(begin).and_then(|len| u32::try_from(len).ok()).ok_or(damaged)?;
         let unpacked = if len == 0 { Vec::new() } else { self.read_frame(begin, len)? };
@@ -209,7 +210,7 @@ fn key_of(manifest: &Manifest, kernel: &BundledKernel, source: &str) -> Option<D
         target: target.target.clone(),
         entry: kernel.entry.clone(),
         compiler_name: target.backend.clone(),
-        compiler: String::new(),
+        compiler: additions(&target.backend),
     };
     Some(key.digest())
 }

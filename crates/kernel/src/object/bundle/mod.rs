@@ -16,7 +16,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use super::compile::{Request, has_c_compiler};
+use super::compile::{Request, additions, has_c_compiler};
 use super::key::{Digest, KernelKey};
 use super::store;
 use crate::target::{Platform, Target};
@@ -131,9 +131,9 @@ fn largest<'a>(targets: impl Iterator<Item = &'a str>) -> Option<Target> {
     of_host.filter(Target::runs_on_host).max_by_key(|target| target.features.len())
 }
 
-/// The digest of the key of a request, without the compiler's identity.
+/// The digest of the key of a request, without the compiler's identity but for what this program has it read besides.
 pub fn key(request: &Request) -> Digest {
-    KernelKey::new(request, "").digest()
+    KernelKey::new(request, &additions(request.compiler)).digest()
 }
 
 /// The same for the chip without its modes: an object for `gfx942` runs on `gfx942:sramecc+:xnack-`.

@@ -23,7 +23,7 @@ const FETCH: &str =
 
 /// The header that hipRTC has its compiler read before every source, and ours, which is read in its place.
 const HEADER_NAME: &str = "hiprtc_runtime.h";
-const HEADER: &str = include_str!("hiprtc_runtime.h");
+pub(super) const HEADER: &str = include_str!("hiprtc_runtime.h");
 
 /// A word that hipRTC's header does not have. What uses it did not compile with ours.
 const ASSERT: &str = "-Dassert(...)=((__VA_ARGS__)?(void)0:__builtin_trap())";

@@ -22,8 +22,8 @@ const MAX_ANSWER_BYTES: u64 = 64 << 10;
 /// Before and after the job's options. Part of the identity, so that changing them changes every key. A kernel needs
 /// none of what a program starts with, and what of libc the compiler calls (memcpy) is there when it is loaded: to look
 /// into libc took the linker as long as all else.
-const BEFORE: [&str; 3] = ["-shared", "-nostdlib", "-fPIC"];
-const AFTER: [&str; 2] = ["-lm", "-lgcc"];
+pub(super) const BEFORE: [&str; 3] = ["-shared", "-nostdlib", "-fPIC"];
+pub(super) const AFTER: [&str; 2] = ["-lm", "-lgcc"];
 
 /// `cc`, `gcc` or `clang`.
 #[derive(Debug)]

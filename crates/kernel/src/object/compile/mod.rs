@@ -29,6 +29,7 @@ use std::sync::{Arc, Mutex, Once, PoisonError};
 use std::time::{Duration, Instant};
 use std::{env, fmt};
 
+use super::key::Digest;
 use crate::target::Target;
 use crate::template::Params;
 use crate::template::render::Rendered;
@@ -89,6 +90,16 @@ pub struct Request {
     pub compiler: &'static str,
     /// The parameters that it was rendered with, for people.
     pub params: Params,
+}
+
+/// What this program adds to a kernel's own text and options, whatever the compiler is: a part of a compiler's
+/// identity, and of the keys of kernels that were compiled elsewhere.
+pub(super) fn additions(backend: &str) -> String {
+    match backend {
+        "hiprtc" => Digest::of(hiprtc::HEADER.as_bytes()).to_string(),
+        "host" => format!("{:?} {:?}", host::BEFORE, host::AFTER),
+        _ => String::new(),
+    }
 }
 
 impl Request {
