@@ -53,6 +53,7 @@ use workbench::eval::windows::WindowsError;
 use workbench::isa::IsaError;
 use workbench::isa::llvm::LlvmError;
 use workbench::predict::PredictError;
+use workbench::replay::file::LaunchFileError;
 
 /// Prints what went wrong and says with which exit code the process ends. A reader that closed the pipe is no error.
 pub(super) fn exit_code(result: anyhow::Result<()>, output: &Output) -> u8 {
@@ -116,6 +117,8 @@ pub(super) fn hint(cause: &(dyn std::error::Error + 'static)) -> Option<String> 
         hint_of::<RenderError>,
         hint_of::<ReplicaError>,
         hint_of::<ReplayError>,
+        hint_of::<LaunchFileError>,
+        hint_of::<workbench::replay::ReplayError>,
         hint_of::<SourceError>,
         hint_of::<SpecialsError>,
         hint_of::<StoreError>,
