@@ -11,16 +11,16 @@ use crate::text_input;
 use hint::Hint;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
-/// Prints the text of token ids: one text per line of ids.
+/// Print the text of token ids: one text per line of ids
 ///
-/// Bytes that are not UTF-8 are printed as U+FFFD. A text that holds newlines takes several lines; `--json` keeps
-/// them apart.
+/// Bytes that are not UTF-8 are printed as U+FFFD. A text with newlines takes several lines; `--json` keeps texts
+/// apart.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A model, for its tokenizer: any that `run` takes
+    /// The model whose tokenizer is used: any that `run` takes
     model: Option<PathBuf>,
 
-    /// A file with ids separated by blanks; without it, stdin
+    /// A file with ids separated by blanks [default: stdin]
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
 

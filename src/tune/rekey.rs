@@ -16,10 +16,10 @@ use kernel::tuning::{MAX_TABLE_BYTES, edit};
 use model::config::NamedShape;
 use workbench::tune::rekey::{Added, digests, rekeyed};
 
-/// Give rows the digests that their problems have since contracts got new dims or flags
+/// Update the problem digests of tuning rows after contracts got new dims or flags
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The new names, each with the value at which all is as it was: `has_sinks=true`
+    /// The new names, each with the value that means "as before": `has_sinks=true`
     #[arg(long, required = true, value_delimiter = ',', value_name = "NAME=VALUE,…",
           value_parser = super::assignment::<String>)]
     added: Vec<Added>,

@@ -15,13 +15,13 @@ use system::foreign_text::{self, BYTE_ORDER_MARK};
 /// How prompts are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PromptFormat {
-    /// The number of prompts on a line of its own, then one a line
+    /// The number of prompts on the first line, then one prompt per line
     Counted,
-    /// One a line, and nothing else
+    /// One prompt per line
     Lines,
-    /// An object a line: `prompt`, `messages` or `ids`, and how that one is to be answered
+    /// A JSON object per line: `prompt`, `messages` or `ids`, and optional settings
     Jsonl,
-    /// OpenAI's batch files: `custom_id`, `method`, `url` and `body` a line
+    /// OpenAI's batch files: `custom_id`, `method`, `url` and `body` per line
     Batch,
 }
 
