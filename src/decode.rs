@@ -59,7 +59,7 @@ impl Hint for DecodeError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NotAnId { .. } => {
-                Some("ids are whole numbers separated by blanks, as `tokenize` and `run -m getp` write them".into())
+                Some("ids are integers separated by blanks, as `tokenize` and `run -m getp` write them".into())
             }
             Self::UnknownId { source, .. } => source.hint(),
             Self::NoSuchLine { .. } => None,

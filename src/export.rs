@@ -147,7 +147,7 @@ pub(super) enum ExportError {
     Exists,
     #[error("interrupted")]
     Interrupted,
-    #[error("the disk gives back other bytes than were written: their SHA-256 is {found}, expected {expected}")]
+    #[error("the file was not written correctly: its SHA-256 is {found}, expected {expected}")]
     Differs { expected: String, found: String },
     #[error("the disk is too small")]
     NoSpace(#[from] NoSpace),
@@ -162,7 +162,7 @@ impl Hint for ExportError {
         match self {
             Self::Exists => Some("`--force` replaces it".into()),
             Self::NoSpace(_) => {
-                Some("name a file on another disk; `--dtype bf16` takes half of what `--dtype f32` does".into())
+                Some("name a file on another disk; `--dtype bf16` takes half as much as `--dtype f32`".into())
             }
             Self::Differs { .. } => Some("the disk or the memory is faulty: export again, elsewhere".into()),
             Self::Checkpoint(source) => source.hint(),

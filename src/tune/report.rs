@@ -16,7 +16,7 @@ use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// None of the candidates gives what it should.
 #[derive(Debug, thiserror::Error)]
-#[error("no kernel of `{op}` could be timed at {n_tokens} rows; the first: {first}")]
+#[error("no kernel of `{op}` could be timed at {n_tokens} rows; the first failed: {first}")]
 struct NothingTimed {
     op: String,
     n_tokens: u32,

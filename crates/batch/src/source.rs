@@ -91,7 +91,7 @@ pub enum SourceError {
     #[error("could not read prompts `{pattern}`: no file has such a name")]
     NoMatch { pattern: String },
     /// Several files, which are not alike.
-    #[error("could not read prompts: `{name}` is not written as `{other}` is")]
+    #[error("could not read prompts: `{name}` has another format than `{other}`")]
     Unlike { name: String, other: String },
 }
 
@@ -99,14 +99,14 @@ impl Hint for SourceError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::NoCount { found, .. } if found.trim_start().starts_with('{') => {
-                "`--in-format jsonl` reads an object a line, `--in-format batch` OpenAI's batch files"
+                "`--in-format jsonl` reads a JSON object per line, `--in-format batch` OpenAI's batch files"
             }
-            Self::NoCount { .. } => {
-                "put the number of prompts on a line of its own before them, or say `--in-format lines`"
+            Self::NoCount { .. } => "put the number of prompts on the first line, or use `--in-format lines`",
+            Self::Unlike { .. } => "`--in-format` sets the format of all files",
+            Self::NoMatch { .. } => {
+                "quote the pattern, so that the shell does not expand it; `*`, `?` and `[…]` match names"
             }
-            Self::Unlike { .. } => "`--in-format` says how all of them are written",
-            Self::NoMatch { .. } => "quote the pattern so that it comes here whole; `*`, `?` and `[…]` stand for names",
-            Self::LongLine { .. } => "is this a file of prompts, one a line?",
+            Self::LongLine { .. } => "is this a file of prompts, one per line?",
             Self::Encoding { encoding, .. } => {
                 return Some(format!("`iconv -f {encoding} -t UTF-8 FILE` writes it as UTF-8"));
             }

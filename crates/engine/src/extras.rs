@@ -31,7 +31,7 @@ pub enum ExtrasError {
     BiasId { id: u32, vocab_size: usize },
     /// Log-probabilities of too many tokens.
     #[error(
-        "a request asks for the log-probabilities of the {n} best tokens, of which {} can be had",
+        "a request asks for the log-probabilities of the {n} best tokens; at most {} are available",
         Request::MAX_LOGPROBS
     )]
     TooManyLogprobs { n: usize },
@@ -457,6 +457,6 @@ mod tests {
         assert!(error(|request| request.changes.repetition_penalty = 0.0).contains("repetition penalty"));
         assert!(error(|request| request.changes.repetition_penalty = -1.0).contains("is -1,"));
         assert!(error(|request| request.changes.repetition_penalty = f32::INFINITY).contains("is inf,"));
-        assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens, of which 20"));
+        assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens; at most 20"));
     }
 }

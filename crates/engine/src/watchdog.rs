@@ -30,8 +30,7 @@ pub struct Hang {
 impl Hint for Hang {
     fn hint(&self) -> Option<String> {
         Some(
-            "a device that hangs is freed when its processes end; the driver's log (dmesg) may say more, and \
-             GPTOSS_JIT_STEP_TIMEOUT has a device that is only slow have more time"
+            "a device that hangs is freed when its processes end; the driver's log (dmesg) may say more. If the device is only slow, raise GPTOSS_JIT_STEP_TIMEOUT"
                 .into(),
         )
     }

@@ -9,7 +9,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ElfError {
     /// It is no ELF file of 64 bits, or its headers are beyond its end.
-    #[error("it is no whole ELF file: {0}")]
+    #[error("it is not a complete ELF file: {0}")]
     Header(object::Error),
     /// Something that it states to hold is beyond its end.
     #[error("it is cut short: its {what} {index} ends at byte {end}, and it has {len_bytes} bytes")]

@@ -63,7 +63,7 @@ pub enum PipelineError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The object is not what its contract says, or uses more than its template allows.
-    #[error("the object of kernel `{label}` is not to be used")]
+    #[error("the object of kernel `{label}` cannot be used")]
     Object {
         label: String,
         /// What is wrong with it.
@@ -110,7 +110,7 @@ impl Hint for PipelineError {
             Self::Object { source, .. } => source.hint(),
             Self::Load { source, .. } => source
                 .hint()
-                .or_else(|| Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())),
+                .or_else(|| Some("`gptoss-jit cache verify` checks the cache; `cache clear` empties it".into())),
         }
     }
 }

@@ -66,7 +66,7 @@ pub enum BoundedError {
     #[error("it takes longer than {SECONDS} s")]
     Time,
     /// It ended in another way.
-    #[error("the process that was to do it gave no answer ({status}): {printed}")]
+    #[error("the process for it gave no answer ({status}): {printed}")]
     Ended {
         status: ExitStatus,
         /// The beginning of what it printed.

@@ -466,9 +466,7 @@ mod tests {
         let mut other = header(5);
         other.settings.insert("precision".into(), "bf16".into());
         let error = Records::open(&path, other.clone(), 3, false).expect_err("another precision");
-        assert!(
-            error.to_string().ends_with("its 1 answers are with other settings: `precision` was \"f32\", is \"bf16\"")
-        );
+        assert!(error.to_string().ends_with("its 1 answers have other settings: `precision` was \"f32\", is \"bf16\""));
         assert!(error.hint().expect("a hint").contains("--restart"));
         assert!(matches!(Records::open(&path, header(5), 2, false), Err(RecordsError::TooMany { index: 3, n: 2, .. })));
         assert_eq!(Records::open(&path, other, 3, true).expect("forgotten").n_done(), 0);

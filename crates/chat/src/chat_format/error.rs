@@ -89,7 +89,7 @@ impl Hint for ChatFormatError {
             Self::Markup(error) => error.hint(),
             Self::Template(error) => error.hint(),
             Self::OnlyTemplate(ChatTemplateError::Unclear { .. }) => {
-                Some("the template looks for signs that the message has: leave them out".into())
+                Some("the template searches for markers that the message contains: remove them".into())
             }
             Self::OnlyTemplate(ChatTemplateError::Tokenizer(error)) | Self::Tokenizer(error) => error.hint(),
             Self::OnlyTemplate(_) => None,

@@ -126,7 +126,7 @@ pub enum ChatTemplateError {
     #[error("could not run the chat template")]
     Bounds(#[from] BoundedError),
     /// The process that rendered it did not answer as it should.
-    #[error("the process that renders the chat template answered nonsense")]
+    #[error("the process that renders the chat template gave an invalid answer")]
     Answer(#[source] serde_json::Error),
     /// A special token that may be the template's or words of a message.
     #[error("cannot tell whether `{name}` in the prompt is the chat template's own or a message's")]
@@ -141,7 +141,7 @@ impl Hint for ChatTemplateError {
         match self {
             Self::Tokenizer(source) => source.hint(),
             Self::Unclear { .. } => Some(
-                "the template looks for signs that the message has: leave them out, or use `--chat-format harmony`"
+                "the template searches for markers that the message contains: remove them, or use `--chat-format harmony`"
                     .into(),
             ),
             _ => Some("`--chat-format harmony` leaves it alone".into()),

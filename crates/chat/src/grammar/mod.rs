@@ -126,7 +126,7 @@ pub enum GrammarError {
     #[error("a tool must be called, and there is none")]
     NoTools,
     /// A tool must be called where the answer has begun.
-    #[error("a tool must be called, and the prompt already stands in the answer")]
+    #[error("a tool must be called, but the prompt already begins the answer")]
     NoRoomForCalls,
     /// The format has no calls.
     #[error("calls of tools cannot be enforced: the model's chat format has no form for them")]
@@ -159,15 +159,17 @@ pub enum GrammarError {
 impl Hint for GrammarError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Tool { .. } => Some("change the schema, or leave out `strict`: then any JSON object is taken".into()),
-            Self::Text { .. } => Some("change the grammar, or take any text: a format of type `text`".into()),
+            Self::Tool { .. } => {
+                Some("change the schema, or leave out `strict`: then any JSON object is accepted".into())
+            }
+            Self::Text { .. } => Some("change the grammar, or accept any text: a format of type `text`".into()),
             Self::Format { .. } => Some("change it, or ask for `json_object`".into()),
             Self::ToolName { .. } => {
-                Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
+                Some("names have 1 to 256 bytes, without white space and `<`, `{`, `[` and `\"`".into())
             }
-            Self::NoRoomForCalls => Some("let the model reason, or let it choose whether to call".into()),
+            Self::NoRoomForCalls => Some("allow reasoning, or do not require a call".into()),
             Self::TooLong { .. } => {
-                Some("shorten the schemas and grammars; tools without `strict` need none here".into())
+                Some("shorten the schemas and grammars; tools without `strict` need no grammar".into())
             }
             Self::TooComplex { .. } => Some("simplify the schema, its patterns or the grammar".into()),
             Self::NoSuchTool { .. }

@@ -80,7 +80,7 @@ pub struct DoesNotFit {
 impl hint::Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
         if self.plan.missing_bytes() == 0 {
-            let cures = "free some of it, use weights of fewer bits, or a smaller number where `--n-cpu-moe` gives one";
+            let cures = "free some of it, use weights with fewer bits, or lower `--n-cpu-moe`";
             return Some(format!("main memory has no room for these experts: {cures}"));
         }
         let MemoryPlan { weights, weights_in_place, memory, gain, .. } = &self.plan;
@@ -96,7 +96,7 @@ impl hint::Hint for DoesNotFit {
                 ""
             };
             format!(
-                "the weights alone are too large: {experts}`--device cpu` computes on the processor, or use weights of fewer bits"
+                "the weights alone are too large: {experts}`--device cpu` computes on the processor, or use weights with fewer bits"
             )
         } else {
             "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()

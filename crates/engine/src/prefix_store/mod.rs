@@ -67,7 +67,7 @@ impl Hint for PrefixStoreError {
             Some(Distrust::Writable { .. }) => {
                 format!("`chmod go-w {}`, after making sure that its contents are yours", self.path.display())
             }
-            _ => "`--prefix-cache-dir` takes a folder of your own, which is made if it is not there".into(),
+            _ => "`--prefix-cache-dir` takes a folder of yours; it is created if missing".into(),
         })
     }
 }

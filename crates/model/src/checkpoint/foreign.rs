@@ -21,7 +21,7 @@ static METHODS: [Method; 4] = [
 
 /// Weights of a method that is not read.
 #[derive(Debug, thiserror::Error)]
-#[error("could not read weights that {method} quantised, which {evidence} tells")]
+#[error("could not read weights that {method} quantised, as {evidence} shows")]
 pub struct ForeignQuantization {
     method: &'static str,
     /// What tells.
@@ -31,8 +31,7 @@ pub struct ForeignQuantization {
 impl Hint for ForeignQuantization {
     fn hint(&self) -> Option<String> {
         Some(
-            "take the model's BF16 or F16 files, of which `--quantize` makes 8 bits, or a GGUF file of it, in \
-             one of llama.cpp's types"
+            "use the model's BF16 or F16 files, which `--quantize` converts to 8 bits, or its GGUF file in one of llama.cpp's types"
                 .into(),
         )
     }

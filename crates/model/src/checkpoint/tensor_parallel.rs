@@ -61,9 +61,9 @@ impl Hint for TensorParallelError {
         match self {
             Self::Dimensions(error) => error.hint(),
             Self::Misfit { .. } => Some(NO_CUT_HINT.to_owned()),
-            Self::Blocks { .. } => Some(
-                "fewer devices have more columns each, and without `--stored-weights` these have no blocks".to_owned(),
-            ),
+            Self::Blocks { .. } => {
+                Some("use fewer devices, which have more columns each, or leave out `--stored-weights`".to_owned())
+            }
         }
     }
 }

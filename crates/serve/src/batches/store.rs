@@ -48,8 +48,8 @@ pub enum StoreError {
 impl Hint for StoreError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Io { .. } => "name a folder that can be written to with `--batch-dir`",
-            Self::Busy { .. } => "give each server a folder of its own with `--batch-dir`, or end the other one",
+            Self::Io { .. } => "name a writable folder with `--batch-dir`",
+            Self::Busy { .. } => "give each server its own `--batch-dir`, or stop the other one",
         };
         Some(hint.to_owned())
     }

@@ -82,7 +82,7 @@ pub enum TuneError {
     #[error("compiling the candidates ended: {said}")]
     Compiling { said: String },
     /// The time was over before it was known how what the tables say compares.
-    #[error("the time was over")]
+    #[error("the time limit was reached")]
     TimeIsOver,
     /// No template has parameters that were asked for.
     #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]

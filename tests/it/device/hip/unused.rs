@@ -204,7 +204,7 @@ fn a_report_of_a_gpu_that_is_not_there_is_one_sentence_and_fails() {
     let output = command.arg(&file).output().expect("it starts");
     let err = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{err}");
-    let said = "there is no device hip:1 here: these are there: hip:0, cpu";
+    let said = "there is no device hip:1 here, only hip:0, cpu";
     assert!(err.contains(&format!("error: {said}")), "{err}");
     let report = fs::read_to_string(&file).expect("written");
     assert_eq!(report.matches(&format!("\n{said}\n")).count(), 1, "{report}");

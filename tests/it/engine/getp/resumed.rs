@@ -154,7 +154,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
 
     // Records of other settings, or of other prompts, are refused and stay.
     let stderr = job.run(&again, &["-T", "1"]).fails_with_hint(1);
-    assert!(stderr.contains("its 1 answers are with other settings: `temperature` was 2.0, is 1.0"), "{stderr}");
+    assert!(stderr.contains("its 1 answers have other settings: `temperature` was 2.0, is 1.0"), "{stderr}");
     let stderr = job.run(&again, &["-s", "8"]).fails_with_hint(1);
     assert!(stderr.contains("`seed` was 7, is 8") && stderr.contains("--restart"), "{stderr}");
     let prompts = fs::read_to_string(&job.input).expect("there");
@@ -162,7 +162,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
     changed[1 + index as usize] = "AhAhAhAh";
     fs::write(&job.input, changed.join("\n") + "\n").expect("written");
     let stderr = job.run(&again, &[]).fails_with_hint(1);
-    assert!(stderr.contains(&format!("prompts.txt`, line {}) is to another prompt", index + 2)), "{stderr}");
+    assert!(stderr.contains(&format!("prompts.txt`, line {}) is for another prompt", index + 2)), "{stderr}");
     assert_eq!(n_lines(&records), 2);
     fs::write(&job.input, prompts).expect("written");
     let ran = job.run(&again, &["--restart"]).ok();

@@ -62,7 +62,7 @@ fn a_shard_may_have_no_prompt_and_needs_a_place_for_its_answers() {
     let stderr = job.counter.run(&["-m", "getp", "-i", &job.input, "--shard", "0/2"]).fails(2);
     assert!(stderr.contains("`-o FILE` or `--records FILE` says where"), "{stderr}");
     let stderr = job.with("run", &out, &[], &[("RANK", "1")]).fails_with_hint(1);
-    assert!(stderr.contains("torchrun is half there: RANK is set and WORLD_SIZE is not"), "{stderr}");
+    assert!(stderr.contains("torchrun's environment is incomplete: RANK is set, but WORLD_SIZE is not"), "{stderr}");
 }
 
 #[test]
