@@ -96,7 +96,6 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// Lines of ids.
 pub(crate) fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     let name = path.display();
     let text = String::from_utf8(text_input::from_file(path, "ids")?);

@@ -42,7 +42,6 @@ pub(super) struct AgainstArgs {
 pub(super) enum Against {
     Nothing,
     File(PathBuf, BaseFile),
-    /// Another model.
     Other(PathBuf, Box<Checkpoint>),
     /// The same model in other ways, and what these are called.
     Same(String, Box<Checkpoint>),

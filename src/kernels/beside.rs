@@ -56,7 +56,6 @@ pub(super) struct Beside {
     /// Where it is in the model: `block.0.attn.qkv`.
     pub(crate) label: String,
     pub(crate) problem: Problem,
-    /// Rows and inputs.
     pub(crate) setup: Setup,
     /// The template, with the parameters that it would have.
     pub(crate) candidate: Candidate,

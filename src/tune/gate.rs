@@ -41,7 +41,6 @@ pub(super) const FOR_CHECKS: Duration = Duration::from_secs(30);
 enum Finding {
     Right,
     Wrong(String),
-    /// It was not run.
     Unchecked(String),
 }
 

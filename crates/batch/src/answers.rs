@@ -72,7 +72,7 @@ impl AnswerText {
     }
 }
 
-/// Answers of a batch.
+/// The answers of a batch, written in the order of the prompts.
 pub struct Answers<'a> {
     pub batch: &'a Batch,
     /// Their answers, each in one of these.

@@ -89,7 +89,7 @@ pub enum MessagePart {
 }
 
 impl MessagePart {
-    /// An answer.
+    /// A final message of the assistant with this text.
     pub fn answer(text: impl Into<String>) -> Self {
         Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }
     }

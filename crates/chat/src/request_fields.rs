@@ -18,7 +18,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All of them.
+    /// Every kind of request, in the order of the table's columns.
     pub const ALL: [Self; 4] = [Self::Chats, Self::Completions, Self::Responses, Self::Files];
 }
 
@@ -35,7 +35,7 @@ pub enum Fate {
     Unknown,
 }
 
-/// A row of the table.
+/// A row of the table: a field's name, and its fate in each kind of request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestField {
     pub name: &'static str,
@@ -63,7 +63,7 @@ static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static RequestField>>> = La
 });
 
 impl RequestField {
-    /// The whole table.
+    /// All rows of `request_fields.table`.
     pub fn all() -> &'static [Self] {
         &TABLE
     }
@@ -80,7 +80,7 @@ impl RequestField {
         })
     }
 
-    /// What becomes of it.
+    /// Whether a kind of request uses, refuses or ignores this field.
     pub fn fate(&self, place: Place) -> Fate {
         self.fates[place as usize]
     }

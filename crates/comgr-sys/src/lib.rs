@@ -31,7 +31,7 @@ pub struct Code<'a> {
     pub bytes: &'a [u8],
 }
 
-/// One instruction.
+/// A disassembled instruction with its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
     pub address: u64,
@@ -41,7 +41,7 @@ pub struct Instruction {
     pub target: Option<u64>,
 }
 
-/// A call that failed.
+/// The name and the status of a comgr call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{call}` failed with status {status}")]
 pub struct ComgrError {

@@ -31,7 +31,6 @@ pub struct ExchangeSizes {
     pub sum: usize,
     /// Elements of a device's logits; 0 where each computes all of them.
     pub logits: usize,
-    /// Rows of them.
     pub logit_rows: usize,
 }
 

@@ -97,7 +97,6 @@ pub(super) struct ChangedLogit {
     pub(crate) id: u32,
     /// It is divided by this where it is above 0, else multiplied.
     pub(crate) divisor: f32,
-    /// This is added.
     pub(crate) bias: f32,
 }
 

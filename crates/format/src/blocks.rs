@@ -7,7 +7,7 @@
 
 use super::Dtype;
 
-/// A format in blocks.
+/// A block format of weights: its codes, and the parameters that numbers share.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BlockFormat {
     /// The type of the codes, which names the format.
@@ -111,12 +111,12 @@ impl Dtype {
 }
 
 impl BlockFormat {
-    /// All of them.
+    /// The table, a row for each format.
     pub const fn all() -> &'static [Self] {
         &FORMATS
     }
 
-    /// Numbers of a block.
+    /// Numbers in a block, the least multiple of which a row can have.
     pub const fn block_len(&self) -> usize {
         self.block[0] * self.block[1]
     }

@@ -30,7 +30,7 @@ impl Runtime {
     /// All of them, in the order in which devices are listed.
     pub const ALL: [Self; 2] = [Self::Hip, Self::Cuda];
 
-    /// What it is called.
+    /// Names of the runtime, its library and its variable, for messages.
     pub const fn names(self) -> RuntimeNames {
         match self {
             Self::Hip => RuntimeNames {

@@ -25,7 +25,7 @@ pub struct Choice {
     pub why: Why,
 }
 
-/// What decided.
+/// The tuning row or priority that decided a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
     /// A row of a tuning table.
@@ -165,12 +165,12 @@ impl Chooser {
         Ok(Self { library, tables, target })
     }
 
-    /// The templates.
+    /// The templates to choose from.
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// The tuning tables.
+    /// The tuning tables that decide.
     pub fn tables(&self) -> &TuningTables {
         &self.tables
     }

@@ -90,7 +90,6 @@ impl Requests {
         Ok(())
     }
 
-    /// Ends a request.
     pub(crate) fn cancel(&mut self, number: usize) {
         if let Some(asked) = self.asked.get(&number) {
             self.engine.cancel(asked.id);

@@ -15,7 +15,6 @@ pub trait Backend: Send + Sync {
     /// [`Refused`], at once: nothing was queued.
     fn submit(&self, request: Request) -> Result<Generation, Refused>;
 
-    /// What is served.
     fn model(&self) -> &ModelFacts;
 
     /// How much there is to do.

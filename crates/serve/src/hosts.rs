@@ -27,7 +27,7 @@ impl Default for Hosts {
     }
 }
 
-/// A host, or several.
+/// Host names to accept: one, a domain with its subdomains, or all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowed {
     All,

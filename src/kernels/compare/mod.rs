@@ -42,7 +42,6 @@ use workbench::tune::rows::{DOUBT, NOISE};
 /// How long the cases of a precision may take.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// How long one may.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a last cache holds where no table says it, in bytes.
@@ -106,7 +105,6 @@ struct Found {
     uses: Option<[u32; 4]>,
     /// Microseconds, and how far the middle half of them is apart.
     time: Option<(f64, f64)>,
-    /// Why there is none.
     why: Option<String>,
 }
 

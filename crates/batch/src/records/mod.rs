@@ -43,7 +43,7 @@ const BEGINNING: &[u8] = b"{\"gptoss_jit_records\":";
 /// The version of this format.
 pub const VERSION: u32 = 1;
 
-/// An answer.
+/// A finished answer, as one line of the file of records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record<T = Outcome> {
     /// Which prompt, from 0.
@@ -58,7 +58,6 @@ pub struct Record<T = Outcome> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Outcome {
-    /// Tokens.
     Answered {
         /// Tokens of the prompt.
         prompt_tokens: usize,

@@ -27,7 +27,6 @@ pub enum ChatFormatError {
         /// Those that it lacks.
         names: Vec<&'static str>,
     },
-    /// A file of marks.
     #[error(transparent)]
     Markup(#[from] MarkupError),
     /// A template was asked for.

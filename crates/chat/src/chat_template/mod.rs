@@ -113,7 +113,7 @@ pub enum ChatTemplateError {
     /// It is longer than any.
     #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
     TooLong {
-        /// Its length.
+        /// In bytes.
         found: usize,
     },
     /// It is not what the language allows.

@@ -139,7 +139,7 @@ pub enum GrammarError {
         "the grammar has {found} bytes, with the schemas of all tools and of the answer; at most {MAX_TEXT_BYTES} are compiled"
     )]
     TooLong {
-        /// Its length.
+        /// In bytes.
         found: usize,
     },
     /// Compiling it takes too much memory, time or stack.

@@ -45,7 +45,6 @@ pub struct DeviceChoice {
 /// What a model wants of a device, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Its weights.
     pub model_bytes: usize,
     /// Those that only the device can have.
     pub least_bytes: usize,
@@ -54,7 +53,6 @@ pub struct Wanted {
 }
 
 impl Default for Wanted {
-    /// Any device will do.
     fn default() -> Self {
         Self { model_bytes: 0, least_bytes: 0, most_bytes: usize::MAX }
     }

@@ -44,7 +44,6 @@ pub struct MemoryPlan {
 pub struct HostPlan {
     /// Layers whose experts it computes, and those that have any.
     pub n_layers: [usize; 2],
-    /// Their weights.
     pub weights: usize,
     /// Those of them that are used where a file is mapped.
     pub weights_in_place: usize,
@@ -70,7 +69,7 @@ impl HostPlan {
     }
 }
 
-/// It does not fit.
+/// The memory plan of a model that exceeds its device.
 #[derive(Debug, thiserror::Error)]
 #[error("could not fit the model into the memory of {}: {plan}", plan.place_without_room())]
 pub struct DoesNotFit {

@@ -84,7 +84,7 @@ impl Overruled {
         Some(format!("{first}{others}; {}; `gptoss-jit kernels plan` shows all", first.advice(target)))
     }
 
-    /// How it wins.
+    /// What to write, and into which file, so that the template wins on this target.
     pub fn advice(&self, target: &Target) -> String {
         let name = target.families().into_iter().next().expect("a target has a name");
         let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());

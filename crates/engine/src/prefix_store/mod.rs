@@ -27,13 +27,11 @@ use system::trust::{self, Distrust};
 
 /// Prefixes that are kept over a restart.
 pub struct PrefixStore {
-    /// Of this model.
     folder: PathBuf,
     identity: [u8; 32],
     most_bytes: u64,
     /// Files of all models, the one that was used longest ago first, and their bytes.
     files: BTreeMap<(SystemTime, PathBuf), u64>,
-    /// All of these.
     total_bytes: u64,
     /// When a file of this model was used.
     used: HashMap<PathBuf, SystemTime>,

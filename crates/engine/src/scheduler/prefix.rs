@@ -42,7 +42,7 @@ pub(crate) struct BlockRange {
 }
 
 impl PrefixKey {
-    /// Of no tokens.
+    /// The empty prefix, from which all prefixes with this salt begin.
     pub fn root(salt: u64) -> Self {
         Self(Sha256::digest(salt.to_le_bytes()).into())
     }

@@ -29,7 +29,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Greedy.
+    /// Takes the most probable token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, min_p: 0.0, seed: 1 };
 
     /// As OpenAI advises for its models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").

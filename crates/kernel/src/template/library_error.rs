@@ -89,7 +89,6 @@ pub enum LibraryError {
     /// Front matter uses a file that is nowhere.
     #[error("{place}: uses `{name}`, which is in the `lib/` of none of the template folders")]
     NoUse {
-        /// The line.
         place: Place,
         /// The file asked for.
         name: String,

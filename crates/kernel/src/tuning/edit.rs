@@ -16,7 +16,7 @@ use super::table::{Fact, Facts, Provenance, Table, Tokens, TuningRow};
 use crate::step::StepKind;
 use system::new_file::NewFile;
 
-/// A row to put in.
+/// A row to insert into a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.

@@ -94,7 +94,6 @@ pub enum CheckpointError {
     Safetensors(#[from] SafetensorsError),
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A `config.json`.
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
     #[error(transparent)]

@@ -24,7 +24,6 @@ static METHODS: [Method; 4] = [
 #[error("could not read weights that {method} quantised, as {evidence} shows")]
 pub struct ForeignQuantization {
     method: &'static str,
-    /// What tells.
     evidence: String,
 }
 

@@ -79,7 +79,6 @@ pub enum SafetensorsError {
     Size {
         name: String,
         kind: &'static str,
-        /// Its shape.
         shape: Vec<u64>,
         /// Where it says to begin.
         begin: u64,

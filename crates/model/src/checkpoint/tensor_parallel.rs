@@ -26,11 +26,7 @@ pub enum TensorParallelError {
     Dimensions(#[from] UnevenDimensions),
     /// A tensor is not made of what is cut.
     #[error("could not cut `{name}`: the family's `cut` does not suit a tensor of shape {shape:?}")]
-    Misfit {
-        name: String,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
+    Misfit { name: String, shape: Vec<usize> },
     /// A device's own columns are no whole blocks.
     #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {block}")]
     Blocks {

@@ -50,10 +50,7 @@ pub enum BpeError {
     },
     /// Tokens of several bytes, which nothing would give.
     #[error("{n_tokens} tokens have several bytes, and there are no merges")]
-    NoMerges {
-        /// Such tokens.
-        n_tokens: usize,
-    },
+    NoMerges { n_tokens: usize },
     /// A merge that is not a pair.
     #[error("merge {index}, `{found}`, is not two texts with a blank between them")]
     NoPair {

@@ -173,7 +173,6 @@ impl Driver {
         Ok(None)
     }
 
-    /// The answers so far.
     async fn open(&self, lines: &Arc<Lines>) -> Result<Answers, Ended> {
         let (path, n) = (self.store.records_path(self.batch.id()), lines.len());
         let settings = Map::from_iter([("batch".to_owned(), self.batch.id().into())]);

@@ -23,7 +23,7 @@ use hint::Hint;
 use system::lock_file::LockFile;
 use system::new_file::NewFile;
 
-/// What may be kept.
+/// Largest file, and most requests of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     /// Longest file of requests, in bytes.
@@ -118,7 +118,7 @@ impl StoredFile {
     }
 }
 
-/// The folder.
+/// The folder of files and batches, held by one server at a time.
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,

@@ -97,7 +97,6 @@ impl Rest {
         Self { unloading, commands, since: None }
     }
 
-    /// Somebody asks.
     pub(super) fn disturbed(&mut self) {
         self.since = None;
     }

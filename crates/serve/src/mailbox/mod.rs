@@ -135,7 +135,7 @@ impl Mailbox {
         }
     }
 
-    /// One more token.
+    /// Appends a token, with its log-probabilities if they were requested.
     pub fn token(&self, now: Instant, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) {
         let mut state = self.state();
         if state.phase == Phase::Over {

@@ -191,7 +191,7 @@ fn row_bytes(vocab_size: usize) -> usize {
     ROW_HEADER_BYTES + 2 * vocab_size.next_multiple_of(2)
 }
 
-/// A row of a file.
+/// One scored token's probabilities, as the file codes them.
 #[derive(Clone, Copy, Debug)]
 pub struct CodedDistribution<'a> {
     scale: f64,

@@ -50,7 +50,7 @@ pub struct On<'a> {
     pub options: &'a [&'a str],
 }
 
-/// What came of it.
+/// Outputs, errors and times of a replayed launch.
 #[derive(Debug)]
 pub struct Replayed {
     /// The parameters, complete.

@@ -89,7 +89,7 @@ pub enum TuneError {
     NothingToTry { op: String },
 }
 
-/// What is tried.
+/// How many candidates and rounds a search may take.
 #[derive(Clone, Debug)]
 pub struct TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows.

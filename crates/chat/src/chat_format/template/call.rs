@@ -23,10 +23,12 @@ const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Calls, in so many bytes.
-    Whole { calls: Vec<Call>, len: usize },
+    Whole {
+        calls: Vec<Call>,
+        len: usize,
+    },
     /// What may become calls.
     Open,
-    /// No call.
     Malformed,
 }
 

@@ -13,7 +13,6 @@ pub(super) struct JsonPrefix {
 pub(super) enum PrefixEnd {
     /// The beginning of an object.
     Open,
-    /// The object ends.
     Whole,
     /// What comes now is of no object.
     Wrong,

@@ -58,7 +58,6 @@ enum State {
     Words,
     Call {
         scan: Scan,
-        /// What surrounds it.
         around: Around,
     },
     Arguments {
@@ -89,7 +88,6 @@ impl State {
     }
 }
 
-/// What was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     Nothing,

@@ -39,7 +39,7 @@ pub struct CacheEntry {
     pub(super) used: Option<Arc<LockFile>>,
 }
 
-/// A fresh object.
+/// A compiled object to publish.
 #[derive(Clone, Debug)]
 pub struct NewObject {
     pub object: Vec<u8>,

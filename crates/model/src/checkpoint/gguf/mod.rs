@@ -93,7 +93,6 @@ pub enum GgufError {
         part: String,
         name: String,
     },
-    /// Text is not UTF-8.
     #[error("{part} is not UTF-8 at offset {offset}")]
     NotUtf8 {
         part: String,
