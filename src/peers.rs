@@ -1,4 +1,4 @@
-//! The devices that compute a model together with the first one (`--tp`).
+//! The other devices of `--tp`, which compute a model together with the first one.
 
 use crate::args::DeviceArgs;
 use engine::device::{Device, open_runtime};

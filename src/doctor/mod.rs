@@ -1,4 +1,4 @@
-//! `gptoss-jit doctor`: what is there, what is missing and what to do about it, and whether `run` would work.
+//! `gptoss-jit doctor`: checks what is installed and what is missing, says what to do, and tries whether `run` works.
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` works), `device` (on which it does, or would),
 //! `verdicts`, a list of `device`, `works`, `said` (on what it ran, or why it did not), `why` (it is this one) and

@@ -1,4 +1,4 @@
-//! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
+//! `tune`: finds the fastest kernels of a model's forward pass on a device, or predicts them with a model of the chip,
 //! and writes them into a tuning table.
 //!
 //! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of

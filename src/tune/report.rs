@@ -1,4 +1,4 @@
-//! What came of it: a table for each number of rows where ops are named, and one of the best at the end.
+//! Prints the results: with `--op` a table for each row count, and a table of the best at the end.
 
 use serde_json::{Value, json};
 

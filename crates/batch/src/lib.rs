@@ -1,9 +1,9 @@
-//! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
+//! Answers many prompts, without losing finished answers.
 //!
-//! [`source`] finds prompts and [`request_line`] understands a line; [`plan`] makes requests of them; [`work`] runs
-//! these, as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`]
-//! when it is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of
-//! the prompts. What is kept of a prompt in memory is a few numbers.
+//! [`source`] finds prompts, [`request_line`] parses a line, [`plan`] makes requests. [`work`] runs them as slots
+//! become free, on one device or on several [`replica`]s, and stores each finished answer in [`records`]. [`answers`]
+//! writes all answers at the end, in the order of the prompts. A [`shard`] is a part of the prompts. A prompt takes
+//! only a few numbers of memory.
 
 pub mod answers;
 pub(crate) mod energy;

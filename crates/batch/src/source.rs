@@ -1,5 +1,5 @@
-//! Where prompts come from: files, a pipe, the files that a pattern names, or one text. Lines are found once and read
-//! again when their turn comes, so that what is kept of a prompt is where it lies.
+//! Sources of prompts: files, a pipe, the files that match a pattern, or one text. Lines are located once and read
+//! again when their turn comes, so only a prompt's place is kept.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,6 +1,5 @@
-//! What becomes of the fields of OpenAI's, vLLM's, `SGLang`'s and llama.cpp's requests: a table,
-//! `request_fields.table`. Servers and files of prompts read it, so that what would change an answer and is not done is
-//! refused, whoever is asked.
+//! The fate of every field of OpenAI's, vLLM's, `SGLang`'s and llama.cpp's requests, from `request_fields.table`.
+//! Servers and files of prompts read it, so that both refuse a field that would change the answer and is not supported.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

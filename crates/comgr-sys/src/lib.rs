@@ -1,5 +1,5 @@
-//! comgr, AMD's code object manager, opened with dlopen: what instructions are in an object, and which lines of its
-//! source they were. hipRTC cannot be without it, so where objects are made they can be read.
+//! comgr, AMD's code object manager, opened with dlopen: disassembles an object and finds the source line of each
+//! instruction. hipRTC needs it, so wherever objects are made they can be read.
 //!
 //! It is an LLVM in a library: use it only in a process that may die. [`sys`] has the functions.
 

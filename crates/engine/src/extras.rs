@@ -1,8 +1,8 @@
-//! What requests ask of the sampler beside temperature, top_k and top_p: masks, biases, penalties, `min_p` and
-//! log-probabilities. A step in which nobody asks for any of it knows nothing of this.
+//! Sampling beyond temperature, top_k and top_p: masks, biases, penalties, `min_p` and log-probabilities. Steps that
+//! need none of these skip all of it.
 //!
-//! What a row's logits are changed by depends on all tokens before it, so it is worked out when these are known, while
-//! the device computes the logits.
+//! How a row's logits change depends on all tokens before it, so it is computed when these are known, while the device
+//! computes the logits.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};

@@ -1,5 +1,5 @@
-//! A device that does not come back: whoever waits for it does so in a vendor's library, and could wait for ever.
-//! Somebody else looks at the clock.
+//! A watchdog for hanging devices: the thread that waits for a device does so in a vendor's library and could wait
+//! forever, so another thread looks at the clock.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};

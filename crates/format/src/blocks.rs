@@ -1,4 +1,4 @@
-//! Formats of numbers that share parameters block by block: a row for each.
+//! Block formats, whose numbers share parameters: a table with a row for each.
 //!
 //! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
 //! filled to whole blocks, and beside them every parameter, one value for each block or for each part of one. Codes of

@@ -1,5 +1,5 @@
-//! Whether an object is all there. A loader maps what the headers of an ELF file state; what lies behind the end of a
-//! file that was cut short takes the process with it when it is touched.
+//! Checks that an object is complete. A loader maps what an ELF file's headers state; touching what is beyond the end
+//! of a truncated file crashes the process.
 
 use object::LittleEndian;
 use object::elf::FileHeader64;

@@ -1,4 +1,4 @@
-//! What GPUs are used through, and what a GPU says of itself, whoever made it.
+//! Runtimes of GPUs, and the facts that a GPU reports, for every vendor.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
-//! loaded. What the graph asks, and all it asks.
+//! The whole way of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
+//! graph calls nothing else.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! What makes tokens, as the endpoints see it: the engine's thread, or a script.
+//! The source of tokens, as endpoints see it: the engine's thread, or a script.
 
 use std::time::Duration;
 

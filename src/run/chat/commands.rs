@@ -1,4 +1,4 @@
-//! What a line at the terminal asks for that is no message.
+//! Commands that are typed at the terminal instead of messages.
 
 use std::path::Path;
 

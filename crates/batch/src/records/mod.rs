@@ -1,8 +1,8 @@
-//! Answers that are finished, one self-contained line each, kept from the moment they are.
+//! A file of finished answers, one self-contained line each, written as soon as they are finished.
 //!
-//! A line is written with one call of the system, so that whatever ends the program leaves whole lines, and at most a
-//! torn one at the end, which is dropped when the file is opened again. Only a power failure can take lines that were
-//! not synced to the disk yet; those that it left damaged are not taken for answers.
+//! One system call writes a line. So a killed program leaves whole lines, and at most a torn last one, which is dropped
+//! when the file is opened again. Only a power failure can lose lines that were not synced to the disk yet; damaged
+//! lines are not read as answers.
 
 mod error;
 

@@ -2,10 +2,10 @@
 //! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Jinja's
 //! filters and tests (`filters`), Python's methods of strings, lists and maps (`methods`), blocks trimmed.
 //!
-//! A template is somebody else's program, so it runs in a process with bounds on memory, stack and time
-//! ([`system::bounded_process`]). It sees what messages say. Names of special tokens that the template writes are those
-//! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
-//! apart; where that cannot be told, there is no prompt but an error.
+//! A template is foreign code, so it runs in a process with bounds on memory, stack and time
+//! ([`system::bounded_process`]). It sees the messages' text. Names of special tokens that the template writes become
+//! tokens; names in a message stay text, so that no message can end itself with `<|end|>`. `whose` distinguishes the
+//! two; if it cannot, the result is an error instead of a prompt.
 
 mod filters;
 mod json;

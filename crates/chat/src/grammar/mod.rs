@@ -1,9 +1,9 @@
-//! Grammars: which tokens may come next, so that headers, calls and JSON are what they should be.
+//! Grammars: which tokens may come next, so that headers, calls and JSON are valid.
 //!
-//! One grammar holds a whole generation, its headers included: masks on the content alone would forbid the model to
-//! think, or forget to begin. How it is laid out is the chat format's matter ([`Layout`]), what it is made of is in
-//! [`written`]. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
-//! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
+//! One grammar covers a whole generation, headers included: masks on the content alone would forbid reasoning, or not
+//! know where content begins. The chat format decides its layout ([`Layout`]); [`written`] has its parts. [`Grammars`]
+//! compiles grammars with `llguidance` over the tokenizer's `vocabulary`, once for all equal requests, and gives each
+//! request a [`TokenMask`].
 
 mod limits;
 mod mask;

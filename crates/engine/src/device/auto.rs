@@ -1,8 +1,8 @@
-//! `--device auto`: the GPU with the most compute that the model fits on; else the one with the most that all but its
-//! experts fit on, which the processor then computes; or else this machine's cores.
+//! `--device auto`: the GPU with the most compute that the model fits on. If there is none: the GPU with the most
+//! compute that everything except experts fits on, with the experts on the processor; else this machine's cores.
 //!
-//! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is
-//! here; where they leave one out, it is the number of compute units.
+//! Compute is the speed of all matrix units if the tables have it for every GPU here; otherwise it is the number of
+//! compute units.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What keeps GPUs that the machine has from being used, and what to do about it.
+//! Why GPUs of this machine cannot be used, and what to do about it.
 
 use std::{env, fs};
 

@@ -1,5 +1,4 @@
-//! Templates of one's own that would be taken by their priority, and are not: rows of tuning tables go before
-//! priorities, which surprises who has just written one.
+//! User templates that would win by priority, but lose to a tuning row. Authors of new templates do not expect this.
 
 use std::fmt;
 use std::sync::Arc;

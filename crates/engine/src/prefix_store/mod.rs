@@ -1,5 +1,5 @@
-//! What prompts begin with, kept over a restart: a folder with a file for each block of the prefix cache, and for what
-//! the next token sees of the layers with a window.
+//! The prefix cache on disk, kept over restarts: a folder with a file for each block of the prefix cache, and for each
+//! snapshot of the window layers.
 //!
 //! ```text
 //! DIR/v1/<what model and kernels are, 32 digits>/<key of the prefix>.block

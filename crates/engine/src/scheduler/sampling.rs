@@ -1,4 +1,4 @@
-//! How tokens are chosen: the fields, what they may be, and how they are sent and told apart.
+//! Sampling fields: their values and ranges, how they are sent, and how equal ones are recognised.
 //!
 //! Everyone who takes requests reads them through [`SamplingWishes::fields`]. A new field is written here, where the
 //! device takes it (`engine`, `graph`), and as a flag (`cli`).

@@ -1,4 +1,4 @@
-//! Rows put into the text of a table: everything else stays as it is, comments too.
+//! Inserts rows into a table's text and leaves everything else unchanged, comments included.
 //!
 //! A row that is there keeps the numbers of tokens that no new row of the same `where` covers.
 

@@ -1,5 +1,5 @@
-//! Ways of quantising that are known by name and not read, so that a checkpoint of one is refused for what it is and
-//! not for a tensor that is missing.
+//! Unsupported quantisation methods that are recognised, so that the error names the method instead of a missing
+//! tensor.
 
 use hint::Hint;
 

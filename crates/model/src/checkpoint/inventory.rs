@@ -1,5 +1,5 @@
-//! What a file holds, as it names it: tensors are taken out one by one, and whatever is not as the model wants it is
-//! written down, so that one error tells all of it.
+//! A file's tensors by their stored names. They are taken out one by one, and every mismatch with the model is
+//! recorded, so that one error lists all of them.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,7 @@
 //! A batch from its file to its answers.
 //!
-//! Each answer is kept when it is there, so a batch goes on behind them after whatever ended the program. Requests are
-//! asked as long as there are places for them, which all batches share in turn, and run in the background: whoever asks
-//! over HTTP waits for none of them.
+//! Each answer is stored as soon as it is finished, so a batch continues after a crash. Requests start while there are
+//! free places, which all batches share in turn, and run in the background: interactive requests do not wait for them.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;

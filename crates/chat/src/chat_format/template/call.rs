@@ -1,4 +1,4 @@
-//! One call, or a list of them, out of the text of an answer: whether it is whole, may become so, or is none.
+//! Parses a call, or a list of calls, in an answer's text: complete, incomplete, or not a call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
