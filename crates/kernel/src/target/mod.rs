@@ -290,7 +290,7 @@ impl Target {
         if self.is_gpu() { Language::Hip } else { Language::C }
     }
 
-    /// Whether matrices of weights lie as its matrix unit wants them, where a template asks for that.
+    /// Whether the KV cache is laid out for matrix units, which read whole rows: on every GPU.
     pub fn has_matrix_layout(&self) -> bool {
         self.is_gpu()
     }
