@@ -193,7 +193,7 @@ impl DeviceArgs {
             && n > model.max_rows
         {
             let most = model.max_rows;
-            output.warning(&format!("no step has {n} tokens, from which on experts would come: it has {most} at most"));
+            output.warning(&format!("`--stream-experts {n}` has no effect: a step has at most {most} tokens"));
         }
         let start = Instant::now();
         let watchdog = step_timeout::watchdog(device, output)?;

@@ -270,7 +270,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
     if keys.is_empty() && !address.ip().is_loopback() {
-        output.warning(&format!("{address} is for everybody who reaches it: there is no `--api-key`"));
+        output.warning(&format!("anyone who reaches {address} can use it: there is no `--api-key`"));
     }
     let life = Life::begin(tcp, args.n_workers())?;
     let metrics = Metrics::default();
@@ -287,7 +287,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         Chat { format, grammars }
     });
     if let Err(error) = &chat {
-        output.warning(&format!("chats are refused, completions alone are answered: {error}"));
+        output.warning(&format!("chats are refused, only completions are answered: {error}"));
     }
     let server = Arc::new(Server {
         chat,

@@ -267,7 +267,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let rows = gate::rows(&mut all, args, &setup, &mut journal, (&bar, output), until)?;
     let against = setup.held_against(is_cut);
     if is_cut && args.job.generic && decides_by_steps {
-        output.note("the search was cut short: whole steps are held against those with the arch's own rows");
+        output.note("the search was cut short: whole steps are compared with those of the arch's own rows");
     }
     let decided = match decides_by_steps && !rows.is_empty() {
         true => Some(steps::decide(rows.clone(), &setup, against, &mut journal, &bar, until, output)?),

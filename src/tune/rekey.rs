@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         n_all += n;
     }
     if n_all == 0 {
-        output.note(&format!("no row in `{}` is of a problem that has got these names", folder.display()));
+        output.note(&format!("no row in `{}` has a problem with these new names", folder.display()));
     }
     Ok(())
 }

@@ -231,7 +231,7 @@ pub(super) fn finish(all: &[Tuned], decided: Option<&Decided>, setup: &Setup, ou
     }
     if !counts.is_empty() {
         let counts: Vec<String> = counts.iter().map(|(reason, n)| format!("{n} {}", reason.name())).collect();
-        output.note(&format!("not to be used: {}", counts.join(", ")));
+        output.note(&format!("rejected: {}", counts.join(", ")));
     }
     decided.map_or(Ok(()), |decided| decided.print(output))
 }

@@ -354,7 +354,7 @@ impl<T> Attempt<T> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
-            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), chain(&error));
+            tracing::warn!("`{failed}` is replaced by `{}`: {}", next.template.label(), chain(&error));
             self.first_error.get_or_insert(error);
             return Ok(());
         }

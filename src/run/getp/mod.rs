@@ -119,7 +119,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let batch = batch(args, &checkpoint, tokenizer, source, records.header(), shard)?;
     let n_resumed = records.n_done();
     if n_resumed > 0 {
-        output.note(&format!("note: {n_resumed} of {} answers are there from before", batch.len()));
+        output.note(&format!("note: {n_resumed} of {} answers were finished before", batch.len()));
     }
     let keeps_errors = format == OutFormat::Batch;
     let survey = batch.survey(&records, args.getp.order.unwrap_or_default(), keeps_errors)?;

@@ -141,10 +141,7 @@ impl DeviceChoice {
         }
         if let Some(largest) = self.too_small.iter().max_by_key(|gpu| gpu.free_bytes) {
             let weights = human_bytes(self.model_bytes as u64);
-            tracing::warn!(
-                "the weights take {weights}, and {} is the most there is: the cpu is used",
-                largest.description
-            );
+            tracing::warn!("the cpu is used: the weights take {weights}, more than {} has", largest.description);
         }
         for obstacle in &self.obstacles {
             tracing::warn!("the cpu is used: {}; {}", obstacle.what, obstacle.hint);

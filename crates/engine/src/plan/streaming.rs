@@ -247,7 +247,7 @@ fn pin(slots: &Slots, sites: &mut Sites) -> bool {
             Ok(Some(pinned)) => host.memory[id] = pinned,
             Ok(None) => are_all = false,
             Err(error) => {
-                tracing::warn!("experts come to the device by way of pinned buffers: {error}");
+                tracing::warn!("experts are copied through pinned buffers: {error}");
                 return false;
             }
         }

@@ -198,7 +198,7 @@ impl Driver {
             (record.completed, record.failed) = (answers.n_done() - n_failed, n_failed);
         }
         if answers.n_done() > 0 {
-            tracing::info!(id = self.batch.id(), n = answers.n_done(), "a batch goes on behind its answers");
+            tracing::info!(id = self.batch.id(), n = answers.n_done(), "a batch continues after its finished answers");
         }
         Ok(answers)
     }

@@ -145,7 +145,7 @@ impl OpenGeneration {
         self.counted = Figures::default(); // the next engine counts from nothing
         self.shared.kv_usage.store(0, Ordering::Relaxed);
         self.set_presence(Presence::Unloaded);
-        tracing::info!("the model is unloaded, since nobody asked; the next request loads it again");
+        tracing::info!("the idle model is unloaded; the next request loads it again");
         Ok(())
     }
 

@@ -67,7 +67,7 @@ fn a_gpu_that_the_model_does_not_fit_on_is_left_out() {
     assert!(err.contains("device: hip:1 (Fake gfx1151, "), "{err}");
 
     let err = said("arch = gfx1100, gfx1100\nmemory = 100000, 200000", "auto", &[]);
-    let expected = "the weights take 3.2 MB, and hip:1 (Fake gfx1100, gfx1100, 8 CUs (4 WGPs), 200.0 kB free) is the most there is: the cpu is used";
+    let expected = "the cpu is used: the weights take 3.2 MB, more than hip:1 (Fake gfx1100, gfx1100, 8 CUs (4 WGPs), 200.0 kB free) has";
     assert!(err.contains(expected), "{err}");
 }
 

@@ -129,7 +129,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
     let torn = format!("{}\n{}", lines[..5].join("\n"), &lines[5][..lines[5].len() - 3]);
     fs::write(&records, torn).expect("written");
     let ran = job.run(&out, &[]).ok();
-    assert!(ran.stderr.contains("note: 4 of 40 answers are there from before"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: 4 of 40 answers were finished before"), "{}", ran.stderr);
     assert!(ran.stderr.contains("40 prompts (4 of them answered before), "), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
 
@@ -190,7 +190,7 @@ fn a_disk_that_is_full_keeps_what_was_finished() {
     assert!((10..200).contains(&n_kept), "{n_kept}");
     assert!(fs::read(&records).expect("there").ends_with(b"\n"), "nothing half written is left");
     let ran = job.run(&out, &[]).ok();
-    assert!(ran.stderr.contains(&format!("note: {n_kept} of 200 answers are there from before")), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("note: {n_kept} of 200 answers were finished before")), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
 }
 

@@ -97,7 +97,7 @@ fn replicas_make_the_same_file_and_one_that_is_killed_or_stopped_ends_the_run_wi
     let expected = format!("the replica on cpu (1 of 2) (process {stopped}) has said nothing for 1");
     assert!(stderr.contains(&expected) && stderr.contains(" s, since it is stopped"), "{stderr}");
     let ran = job.run(&out, &["-g", "3"]).ok();
-    assert!(ran.stderr.contains(" of 800 answers are there from before"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(" of 800 answers were finished before"), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
     assert!(!records.exists());
 }
