@@ -176,7 +176,7 @@ fn what_others_quantised_is_refused_by_its_name() {
         respell(&folder.path().join("model.safetensors"), |name, _| {
             (name == "model.layers.1.self_attn.o_proj.bias").then(|| format!("model.layers.1.self_attn.o_proj{suffix}"))
         });
-        let expected = format!("{name} quantised, which a tensor `model.layers.1.self_attn.o_proj{suffix}` tells");
+        let expected = format!("{name} quantised, as a tensor `model.layers.1.self_attn.o_proj{suffix}` shows");
         refused(folder.path(), &expected);
     }
 }

@@ -150,7 +150,7 @@ fn gpus_whose_flags_need_not_reach_each_other_compute_no_model_together() {
             let first = if device == "hip" { "hip:0" } else { device };
             let expected = format!("could not compute a model on several devices from {first} on: on gfx90a");
             assert!(err.contains(&expected), "{words:?}: {err}");
-            assert!(err.contains("hint: `run -m getp -g N` and `serve -g N` have a copy"), "{words:?}: {err}");
+            assert!(err.contains("hint: `run -m getp -g N` and `serve -g N` run a copy"), "{words:?}: {err}");
         }
     }
     assert_eq!((room.count("hipModuleLoadData"), room.count("hipMalloc"), room.count("hipMemCreate")), (0, 0, 0));
