@@ -77,7 +77,7 @@ pub(crate) struct ConversationTooLong {
 
 impl Hint for ConversationTooLong {
     fn hint(&self) -> Option<String> {
-        Some("start a new one with `/clear`, or allow more with `-n`".into())
+        Some("start a new one, or allow more with `-n`".into())
     }
 }
 

@@ -83,7 +83,7 @@ impl Hint for BpeError {
                 format!("known: {}; `--split` chooses one; `-z FILE` uses another tokenizer", known.join(", "))
             }
             Self::Unsupported { .. } => {
-                "BPE of bytes, as in GPT-2 or SentencePiece, is supported; `-z FILE` uses another file".into()
+                "GPT-2's byte-level BPE and SentencePiece's BPE are supported; `-z FILE` uses another file".into()
             }
             Self::NoWords => "leave it out".into(),
             _ => "the file is damaged, or belongs to another kind of tokenizer; `-z FILE` uses another one".into(),
