@@ -147,7 +147,9 @@ impl Hint for CheckpointError {
                 Some("converted weights need memory: export the checkpoint to `.bin` once".into())
             }
             Self::NotFinite { .. } => Some("the file is damaged: copy it again, or convert the model again".into()),
-            Self::NotQuantized { .. } => Some("leave `--quantize` out, and look at `inspect --verify`".into()),
+            Self::NotQuantized { .. } => {
+                Some("leave `--quantize` out, or copy the file again: it may be damaged".into())
+            }
             Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
                 Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())
             }
