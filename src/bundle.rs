@@ -41,9 +41,9 @@ use system::units::{counted, human_bytes};
 
 /// Compile the kernels of models ahead, into one file for machines without a compiler; no GPU needed
 ///
-/// Has every kernel that steps of these models can have on these targets, prompts and decoding, however many sequences
-/// and tokens they are of. Two runs with the same compilers give the same bytes. Machines find bundles by
-/// `GPTOSS_JIT_BUNDLES`, in `bundles` beside the program, and in `gptoss-jit/bundles` of the share folders.
+/// A bundle has every kernel that these models can use on these targets, for any number of sequences and tokens. Two
+/// runs with the same compilers give the same bytes. Bundles are found through `GPTOSS_JIT_BUNDLES`, in `bundles`
+/// beside the program, and in `gptoss-jit/bundles` of the share folders.
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
@@ -58,7 +58,7 @@ pub(crate) struct Args {
 enum Verb {
     /// List the bundles that are used here, those that are not, and why
     Ls {
-        /// These files and folders instead
+        /// Look at these files and folders instead
         paths: Vec<PathBuf>,
     },
     /// Check everything in bundles: digests, keys, the index; exit with 1 if something is wrong
@@ -74,16 +74,15 @@ struct MakeArgs {
     #[arg(long, value_name = "ARCH,…", value_delimiter = ',', required = true)]
     arch: Vec<String>,
 
-    /// Models: `tiny`, which comes with the program, published ones by their names, as `--shape` takes them, `all` of
-    /// these, or checkpoints
+    /// Models: `tiny` (built in), published models by their `--shape` names, `all` of these, or checkpoints
     #[arg(long, value_name = "MODEL,…", value_delimiter = ',', required = true)]
     model: Vec<String>,
 
-    /// How exactly sums are done [default: as `run` does for each model]
+    /// Precision of activations and sums [default: as `run` for each model]
     #[arg(long, value_name = "P,…", value_delimiter = ',')]
     precision: Vec<Precision>,
 
-    /// Element types of keys and values [default: as the precision]
+    /// Types of keys and values [default: as the precision]
     #[arg(long, value_name = "TYPE,…", value_delimiter = ',')]
     kv_dtype: Vec<KvDtype>,
 

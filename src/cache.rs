@@ -28,7 +28,7 @@ use kernel::object::compile::Request;
 use kernel::object::store::Store;
 use system::units::human_bytes;
 
-/// The arguments of `gptoss-jit cache`.
+/// Look at, check and shrink the cache of compiled kernels
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -41,52 +41,52 @@ enum Verb {
     Dir,
     /// List the entries
     Ls {
-        /// What comes first: the largest, the most recently used, or by name
+        /// Sort by size (largest first), last use (latest first) or name
         #[arg(long, value_enum, default_value_t = Sort::Used)]
         sort: Sort,
-        /// Only entries that have all of these words in label, target, backend, state, or among dims, types and
-        /// parameters: `linear/ gfx1100 failure`, `in_features=2880`
+        /// Only entries with all of these words in label, target, backend, state, dims, types or parameters: `linear/
+        /// gfx1100 failure`, `in_features=2880`
         words: Vec<String>,
     },
     /// Show what is known about an entry
     Show {
         /// The first digits of its digest
         entry: String,
-        /// Print the rendered source instead
+        /// Print the rendered source
         #[arg(long, conflicts_with = "log")]
         source: bool,
-        /// Print what the compiler said instead
+        /// Print the compiler's output
         #[arg(long)]
         log: bool,
     },
-    /// Tell why a kernel is in the cache or not: how its key differs from the nearest entry's
+    /// Explain why a kernel is in the cache or not: how its key differs from the nearest entry's
     Explain {
         /// A template, rendered as `kernels show` would; or the first digits of an entry's digest
         #[arg(value_name = "OP/VARIANT|ENTRY")]
         what: String,
-        /// Of an entry: the first digits of the other one to compare it with
+        /// For an entry: the first digits of another one to compare it with
         other: Option<String>,
         #[command(flatten)]
         kernel: KernelArgs,
     },
     /// Check every entry: digests, key, owner, permissions; exit with 1 if something is wrong
     Verify {
-        /// Move what is wrong aside; it will be compiled again when needed
+        /// Move damaged entries aside; they are compiled again when needed
         #[arg(long)]
         repair: bool,
     },
     /// Remove the least recently used entries; pinned ones and ones in use stay
     Prune {
-        /// Down to this size, such as 500MB or 2GiB [default: $GPTOSS_JIT_CACHE_SIZE, or 2GiB]
+        /// Target size, such as 500MB or 2GiB [default: $GPTOSS_JIT_CACHE_SIZE, or 2GiB]
         #[arg(long, value_name = "SIZE")]
         max: Option<String>,
-        /// Also remove what was not used for this many days
+        /// Also remove entries that were not used for this many days
         #[arg(long, value_name = "DAYS")]
         older: Option<u32>,
     },
     /// Remove every entry; pinned ones and ones in use stay
     Clear {
-        /// Do not ask
+        /// Do not ask for confirmation
         #[arg(long)]
         yes: bool,
         /// Remove pinned entries too

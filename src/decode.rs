@@ -11,16 +11,16 @@ use crate::text_input;
 use hint::Hint;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
-/// Prints the text of token ids: one text per line of ids.
+/// Print the text of token ids: one text per line of ids
 ///
-/// Bytes that are not UTF-8 are printed as U+FFFD. A text that holds newlines takes several lines; `--json` keeps
-/// them apart.
+/// Bytes that are not UTF-8 are printed as U+FFFD. A text with newlines takes several lines; `--json` keeps texts
+/// apart.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A model, for its tokenizer: any that `run` takes
+    /// The model whose tokenizer is used: any that `run` takes
     model: Option<PathBuf>,
 
-    /// A file with ids separated by blanks; without it, stdin
+    /// A file with ids separated by blanks [default: stdin]
     #[arg(short, long, value_name = "FILE")]
     input: Option<PathBuf>,
 
@@ -59,7 +59,7 @@ impl Hint for DecodeError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::NotAnId { .. } => {
-                Some("ids are whole numbers separated by blanks, as `tokenize` and `run -m getp` write them".into())
+                Some("ids are integers separated by blanks, as `tokenize` and `run -m getp` write them".into())
             }
             Self::UnknownId { source, .. } => source.hint(),
             Self::NoSuchLine { .. } => None,

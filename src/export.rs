@@ -22,10 +22,10 @@ use model::checkpoint::export::BinFile;
 use system::new_file::{NewFile, NoSpace};
 use system::units::human_bytes;
 
-/// Writes any checkpoint as a `.bin` file: f32 or bf16, MXFP4 written out.
+/// Write any checkpoint as a `.bin` file in f32 or bf16, with MXFP4 expanded
 ///
-/// One line on stdout, as `sha256sum` prints it. The file appears when it is whole; an export that fails, or is
-/// interrupted or killed, leaves nothing.
+/// Prints one line, as `sha256sum` does. The file appears only when it is complete; a failed, interrupted or killed
+/// export leaves nothing.
 #[derive(clap::Args)]
 #[command(allow_missing_positional = true)]
 pub(crate) struct Args {
@@ -36,19 +36,19 @@ pub(crate) struct Args {
     #[arg(value_name = "OUT.bin")]
     out: PathBuf,
 
-    /// The type of its numbers [default: f32 for checkpoints that store f32, else bf16]
+    /// Number type [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     dtype: Option<BinDtype>,
 
-    /// What the header says is the longest sequence, in tokens [default: what the checkpoint says]
+    /// The header's longest sequence, in tokens [default: the checkpoint's]
     #[arg(long, value_name = "N")]
     max_seq_len: Option<u32>,
 
-    /// Read the file once more and compare its SHA-256, before it appears
+    /// Read the file back and compare its SHA-256 before it appears
     #[arg(long)]
     verify: bool,
 
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }
@@ -56,9 +56,9 @@ pub(crate) struct Args {
 /// Types that a `.bin` file can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum BinDtype {
-    /// 2 bytes a number: all that OpenAI's weights need
+    /// 2 bytes a number: exact for OpenAI's weights
     Bf16,
-    /// 4 bytes a number, as most files of the seeds
+    /// 4 bytes a number, as in most files of the seeds
     F32,
 }
 
@@ -147,7 +147,7 @@ pub(super) enum ExportError {
     Exists,
     #[error("interrupted")]
     Interrupted,
-    #[error("the disk gives back other bytes than were written: their SHA-256 is {found}, expected {expected}")]
+    #[error("the file was not written correctly: its SHA-256 is {found}, expected {expected}")]
     Differs { expected: String, found: String },
     #[error("the disk is too small")]
     NoSpace(#[from] NoSpace),
@@ -162,7 +162,7 @@ impl Hint for ExportError {
         match self {
             Self::Exists => Some("`--force` replaces it".into()),
             Self::NoSpace(_) => {
-                Some("name a file on another disk; `--dtype bf16` takes half of what `--dtype f32` does".into())
+                Some("name a file on another disk; `--dtype bf16` takes half as much as `--dtype f32`".into())
             }
             Self::Differs { .. } => Some("the disk or the memory is faulty: export again, elsewhere".into()),
             Self::Checkpoint(source) => source.hint(),

@@ -1,4 +1,4 @@
-//! Which GPUs see each other's memory, and how fast one copies from another's: it is tried.
+//! Tries which GPUs see each other's memory, and measures how fast one copies from another.
 
 use std::sync::Arc;
 

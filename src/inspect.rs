@@ -17,21 +17,21 @@ use model::config::ModelConfig;
 use model::family::known::gpt_oss;
 use system::units::{grouped, human_bytes};
 
-/// Shows a checkpoint's dimensions, tensors, and what is wrong with it.
+/// Show a checkpoint's dimensions, tensors and problems
 ///
-/// Whether the embedding and the unembedding are swapped, as in many files made by gpt-oss-amd's exporters, cannot be
-/// seen in a file. If the model's output is noise, try `--layout swapped`.
+/// Many files of gpt-oss-amd's exporters have the embedding and the unembedding swapped, which cannot be detected. If
+/// the model's output is noise, try `--layout swapped`.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// List the tensors of every layer, not one line for all layers
+    /// List the tensors of every layer instead of one line for all layers
     #[arg(long)]
     all: bool,
 
-    /// Tell what of the model would be computed where, if this device ran it, and how fast that could be at most: the
-    /// memories of both are measured for it
+    /// Show which parts of the model this device and the processor would compute, and an upper bound of the speed from
+    /// the measured bandwidth of both memories
     #[arg(long, value_name = "D")]
     device: Option<Device>,
 

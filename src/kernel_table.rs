@@ -1,5 +1,5 @@
-//! Where the time of steps went, kernel by kernel, beside what the machine could do: what `bench --kernels` and `run
-//! --profile` print.
+//! The kernel table of `bench --kernels` and `run --profile`: each kernel's share of a step's time, compared with the
+//! machine's limits.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What the library tells while it works, on stderr: warnings, and of a server a line for every request.
+//! The log on stderr: warnings of the library, and a server's line per request.
 
 use std::fmt;
 use std::io;

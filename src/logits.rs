@@ -16,7 +16,7 @@ use crate::text_input;
 use engine::Sizes;
 use engine::plan::executor::Written;
 
-/// Teacher-forced logits of lines of token ids, as a `.npy` file or compared with one
+/// Compute the logits of given token ids, and write them to a `.npy` file or compare them with one
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -26,19 +26,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     ids: PathBuf,
 
-    /// Where the logits go: f32, (tokens of all lines, vocab_size), line after line
+    /// File for the logits: f32, (tokens of all lines, vocab_size), in the order of the lines
     #[arg(short, long, value_name = "OUT.npy")]
     output: Option<PathBuf>,
 
-    /// Compare with these logits; exit 1 where |got - expected| > atol + rtol * |expected|
+    /// Compare with these logits; exit 1 if |got - expected| > atol + rtol * |expected| anywhere
     #[arg(long, value_name = "FILE.npy")]
     expect: Option<PathBuf>,
 
-    /// Relative tolerance; the seeds' own is 1e-4
+    /// Relative tolerance; the seeds use 1e-4
     #[arg(long, default_value_t = 1e-4, requires = "expect")]
     rtol: f64,
 
-    /// Absolute tolerance; the seeds' own is 1e-5, and two correct f32 programs differ by up to 1e-4
+    /// Absolute tolerance; the seeds use 1e-5, but two correct f32 programs differ by up to 1e-4
     #[arg(long, default_value_t = 1e-5, requires = "expect")]
     atol: f64,
 
@@ -96,7 +96,6 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// Lines of ids.
 pub(crate) fn read_ids(path: &Path) -> anyhow::Result<Vec<Vec<u32>>> {
     let name = path.display();
     let text = String::from_utf8(text_input::from_file(path, "ids")?);

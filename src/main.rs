@@ -56,7 +56,7 @@ use engine::kernel_driver::{IGNORED, KernelDriver, OVERRIDE};
 use model::family::known;
 use system::bounded_process::this_program;
 
-/// gpt-oss and Llamas on AMD and NVIDIA GPUs and on processors, with kernels that are data.
+/// Runs gpt-oss and other language models on AMD and NVIDIA GPUs and on processors; its kernels are data.
 #[derive(Parser)]
 #[command(name = "gptoss-jit", version)]
 struct Cli {
@@ -67,7 +67,7 @@ struct Cli {
     #[arg(long, global = true)]
     json: bool,
 
-    /// Nothing on stderr but warnings and errors
+    /// Only warnings and errors on stderr
     #[arg(long, global = true)]
     quiet: bool,
 
@@ -75,11 +75,11 @@ struct Cli {
     #[arg(long, global = true)]
     verbose: bool,
 
-    /// A model family's file, which goes before those of the same name in the config folder and built in; see `models`
+    /// A model family's file; overrides the ones of the same name in the config folder and built in; see `models`
     #[arg(long = "model-def", global = true, value_name = "FILE")]
     _model_def: Vec<PathBuf>,
 
-    /// Compile nothing: kernels come from the cache and from bundles, and what is in neither is an error that lists it
+    /// Compile nothing: kernels come from the cache and from bundles; an error lists the missing ones
     #[arg(long, global = true)]
     no_compile: bool,
 
@@ -88,10 +88,10 @@ struct Cli {
     color: ColorChoice,
 }
 
-/// What this program is started with, before the words of a `kernels check` or of `doctor`, to run kernels for it.
+/// First argument of a process that runs kernels for `kernels check` or `doctor`.
 const CHECK_WORKER: &str = "__check-worker";
 
-/// The same of a `tune`, to measure for it.
+/// First argument of a process that measures for `tune`.
 const TUNE_WORKER: &str = "__tune-worker";
 
 // A command's flags are made when it is the one that was asked for: to make those of all took most of a short command's
@@ -110,7 +110,6 @@ enum Command {
     Export(export::Args),
     Tokenize(tokenize::Args),
     Decode(decode::Args),
-    /// Look at, check and shrink the cache of compiled kernels
     Cache(cache::Args),
     Kernels(kernels::Args),
     Models(models::Args),

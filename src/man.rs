@@ -13,7 +13,7 @@ use super::output::Output;
 /// `gptoss-jit man ~/.local/share/man/man1` puts them where `man gptoss-jit-run` finds them. Prints the path of each.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// The folder; it is made if it is not there
+    /// The folder; created if missing
     dir: PathBuf,
 }
 

@@ -5,8 +5,7 @@ use super::run;
 
 /// Write the answers of all shards of a run (`run -m getp --shard I/N`), in the order of their prompts
 ///
-/// Takes the flags of the run. Nothing is computed: where an answer is missing, it is an error that says which shard is
-/// to be run again.
+/// Takes the flags of the run. Computes nothing: if an answer is missing, an error says which shard to run again.
 #[derive(clap::Args, Debug)]
 #[group(skip)]
 #[command(args_override_self = true)]

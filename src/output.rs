@@ -1,4 +1,4 @@
-//! Where every byte that the program prints goes through.
+//! All output of the program goes through here.
 
 use std::io::{self, IsTerminal, Write};
 

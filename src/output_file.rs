@@ -1,4 +1,4 @@
-//! A file that a command leaves: whole or not at all, where what has its name can be replaced.
+//! A command's output file, which appears whole or not at all, if the old file can be replaced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, Write};

@@ -1,4 +1,4 @@
-//! The devices that compute a model together with the first one (`--tp`).
+//! The other devices of `--tp`, which compute a model together with the first one.
 
 use crate::args::DeviceArgs;
 use engine::device::{Device, open_runtime};
@@ -72,12 +72,11 @@ pub(super) fn no_flags(arch: &str) -> String {
 impl Hint for PeersError {
     fn hint(&self) -> Option<String> {
         if let Self::NoFlags { .. } = self {
-            let text = "`run -m getp -g N` and `serve -g N` have a copy of the model on each of several GPUs";
+            let text = "`run -m getp -g N` and `serve -g N` run a copy of the model on each of several GPUs";
             return Some(text.into());
         }
         Some(
-            "`--tp N` takes N devices of one kind, the one of `--device` and those behind it; `run -m getp -g N` has a \
-             copy of the model on each of several GPUs, whatever they are"
+            "`--tp N` takes N devices of one kind, from `--device` on; `run -m getp -g N` runs a copy of the model on each of several GPUs of any kind"
                 .into(),
         )
     }

@@ -1,4 +1,4 @@
-//! What is decided alike, put together: layers whose launches are the same, and neighbouring ranges of row counts.
+//! Merges equal decisions: layers with the same launches, and neighbouring ranges of row counts.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! stderr, where everything goes that is only a message.
+//! Messages on stderr.
 //!
 //! A message never ends or changes an answer. Writing one cannot fail: if stderr is full, closed or a pipe without a
 //! reader, the message is lost and nothing else. A server must not wait either, for a reader that has stopped reading:

@@ -1,4 +1,4 @@
-//! Texts of others, from stdin and from files: without a byte order mark, and not in another encoding.
+//! Input texts from stdin and files: removes a byte order mark, and refuses other encodings than UTF-8.
 
 use std::fs;
 use std::io::{Read, stdin};

@@ -9,26 +9,26 @@ use super::output::Output;
 use crate::args::tokenizer::TokenizerArgs;
 use crate::text_input;
 
-/// Prints the token ids of a text on one line.
+/// Print the token ids of a text on one line
 ///
-/// The text is taken as it is, a trailing newline on stdin included, a byte order mark there left out.
+/// The text is used as it is, including a trailing newline on stdin, but without a byte order mark.
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// A model, for its tokenizer: any that `run` takes
+    /// The model whose tokenizer is used: any that `run` takes
     model: Option<PathBuf>,
 
-    /// The text; without it, all of stdin
+    /// The text [default: all of stdin]
     #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
     input: Option<OsString>,
 
     #[command(flatten)]
     tokenizer: TokenizerArgs,
 
-    /// Tokens of the model: records read of a `tokenizer.bin` [default: all]
+    /// Vocabulary size: how many records of a `tokenizer.bin` to read [default: all]
     #[arg(long, value_name = "N", requires = "tokenizer", conflicts_with = "model")]
     vocab_size: Option<usize>,
 
-    /// Take the names of special tokens in the text as those tokens
+    /// Parse names of special tokens in the text as those tokens
     #[arg(long)]
     special: bool,
 }

@@ -1,4 +1,4 @@
-//! What was asked for and makes no sense.
+//! Errors of usage, which exit with code 2.
 
 /// Flags that parse one by one and make no sense together.
 #[derive(Debug, thiserror::Error)]

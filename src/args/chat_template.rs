@@ -11,12 +11,12 @@ use model::checkpoint::Checkpoint;
 /// What chats of a model with a template of its own are made with.
 #[derive(Args, Debug)]
 pub(crate) struct ChatTemplateArgs {
-    /// What the checkpoint's chat template is told unless a request says otherwise: a JSON object, such as
-    /// {"enable_thinking": false}
+    /// Default `chat_template_kwargs` for the checkpoint's chat template: a JSON object, such as {"enable_thinking":
+    /// false}
     #[arg(long, value_name = "JSON", value_parser = object)]
     chat_template_kwargs: Option<Map<String, Value>>,
 
-    /// A file that says how a model marks thoughts and calls of tools (`chats/README.md` in the source), before those
+    /// A file that says how a model marks reasoning and tool calls (`chats/README.md` in the source); overrides those
     /// in the config folder's `gptoss-jit/chats` and those built in
     #[arg(long = "chat-def", value_name = "FILE")]
     chat_defs: Vec<PathBuf>,

@@ -28,27 +28,27 @@ use crate::step_timeout;
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DeviceArgs {
-    /// Where to run: auto (of the GPUs that the model fits on, the one with the most compute; else the cpu), cpu, hip:N
-    /// (an AMD GPU; hip:N@ARCH compiles for ARCH instead of what it says it is), cuda:N (an NVIDIA GPU), sim:ARCH (a
-    /// GPU's kernels, executed and watched by this machine's cores); N may be left out
+    /// Where to run: auto (the GPU with the most compute that the model fits on; else the cpu), cpu, hip:N (an AMD GPU;
+    /// hip:N@ARCH compiles for ARCH instead of its own), cuda:N (an NVIDIA GPU), sim:ARCH (a GPU's kernels, simulated
+    /// and checked on this machine's cores); N may be omitted
     #[arg(long, default_value = "auto", value_name = "D")]
     pub(crate) device: Device,
 
-    /// Threads of the cpu and sim devices, at most four for every core; 0 means one for every core
+    /// Threads of the cpu and sim devices, at most four per core; 0 means one per core
     #[arg(long, default_value_t = 0, value_name = "N", value_parser = threads)]
     pub(crate) threads: u32,
 
-    /// Devices that compute the model together, each with a part of it (tensor parallel): a number that divides the
-    /// model's key and value heads. GPUs are the one of `--device` and those behind it, of one kind
+    /// Tensor parallelism: split the model over N devices, from `--device` on, all of one kind. N must divide the
+    /// number of the model's key and value heads
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) tp: u32,
 
-    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    /// Precision of activations and sums [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
 
-    /// Keep weights in memory as the file has them: f16 and blocks (Q8_0, Q4_K, …) are not widened to bf16 or f32.
-    /// Takes less memory; few kernels read blocks yet, and these are slower
+    /// Keep weights in the file's types: f16 and block formats (Q8_0, Q4_K, …) are not widened to bf16 or f32. Takes
+    /// less memory; few kernels read block formats yet, and these are slower
     #[arg(long)]
     pub(crate) stored_weights: bool,
 
@@ -193,7 +193,7 @@ impl DeviceArgs {
             && n > model.max_rows
         {
             let most = model.max_rows;
-            output.warning(&format!("no step has {n} tokens, from which on experts would come: it has {most} at most"));
+            output.warning(&format!("`--stream-experts {n}` has no effect: a step has at most {most} tokens"));
         }
         let start = Instant::now();
         let watchdog = step_timeout::watchdog(device, output)?;

@@ -16,8 +16,8 @@ use super::placement::Shares;
 /// How much memory the KV cache takes, and what it holds.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct KvArgs {
-    /// Element type of keys and values. fp8 and int8, with a scale for each token and head, are for layers that see
-    /// everything: those with a window keep the type of `--precision` [default: as `--precision`]
+    /// Type of keys and values. fp8 and int8 have a scale per token and head, and apply to layers with full attention;
+    /// window layers keep the type of `--precision` [default: as `--precision`]
     #[arg(long, value_enum, value_name = "TYPE")]
     pub(crate) kv_dtype: Option<KvDtype>,
 
@@ -29,8 +29,8 @@ pub(crate) struct KvArgs {
     #[arg(long, conflicts_with = "kv_dtype")]
     pub(crate) kv32: bool,
 
-    /// Memory for keys and values, in MiB [default: half of what the weights leave free; on a GPU of 64
-    /// GiB or more seven eighths]
+    /// Memory for keys and values, in MiB [default: half of what the weights leave free; seven eighths on a GPU of 64
+    /// GiB or more]
     #[arg(long, value_name = "MIB")]
     pub(crate) kv_memory: Option<usize>,
 
@@ -38,8 +38,8 @@ pub(crate) struct KvArgs {
     #[arg(long = "odd-win", alias = "odd_win", default_value_t = 0, value_name = "N")]
     pub(crate) odd_window: usize,
 
-    /// Keep what prompts begin with for those that begin alike, with so many snapshots of the window layers; 0 keeps
-    /// nothing [default: 128 to serve, 4 to chat, else 0]
+    /// Share the computation of common beginnings of prompts, with N snapshots of the window layers; 0 shares nothing
+    /// [default: 128 for serve, 4 for chat, else 0]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=65_536))]
     pub(crate) snapshots: Option<u32>,
 
@@ -47,18 +47,18 @@ pub(crate) struct KvArgs {
     #[arg(skip)]
     pub(crate) n_kept: u32,
 
-    /// Most rows of prompts in a step in which others generate [default: as many as fit]
+    /// Most prompt rows in a step in which other sequences generate [default: as many as fit]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) prompt_rows: Option<u32>,
 
-    /// Most rows of one step: how long a chunk of a prompt is [default: 512; on a GPU of 64 GiB or more 2048;
-    /// on one to which experts come from main memory 4096]
+    /// Most rows of one step, and so the chunk size of prompts [default: 512; on a GPU of 64 GiB or more 2048; with
+    /// experts in main memory 4096]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) chunk: Option<u32>,
 
-    /// While at most four sequences run, try what followed the last tokens where they stood before: a text that repeats
-    /// itself or its prompt takes fewer steps, and every text is the same. On a GPU such steps are not launched ahead
-    /// of the last one's tokens [default: auto to run and to serve, else off]
+    /// Draft tokens from earlier text while at most four sequences run: a text that repeats itself or its prompt takes
+    /// fewer steps, with the same result. On a GPU, such steps are not launched ahead [default: auto for run and serve,
+    /// else off]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub(crate) speculate: Option<Speculate>,
 }
@@ -66,9 +66,9 @@ pub(crate) struct KvArgs {
 /// Element types that a cache may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum KvDtype {
-    /// 8-bit floats (E4M3), times a scale
+    /// 8-bit floats (E4M3) with a scale
     Fp8,
-    /// Whole numbers of 8 bits, times a scale
+    /// 8-bit integers with a scale
     Int8,
     Bf16,
     F32,
@@ -105,7 +105,7 @@ pub(crate) enum Speculate {
     Auto,
     /// On any device
     On,
-    /// Nowhere
+    /// Never
     Off,
 }
 

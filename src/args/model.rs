@@ -35,11 +35,10 @@ fn tiny(layout: Layout) -> anyhow::Result<Checkpoint> {
 #[derive(Args, Debug)]
 pub(crate) struct ModelArgs {
     /// A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` file; or the id
-    /// of a model that Hugging Face's cache has, such as openai/gpt-oss-20b; without it the tiny model that comes with
-    /// the program
+    /// of a model in Hugging Face's cache, such as openai/gpt-oss-20b [default: the built-in tiny model]
     pub(crate) model: Option<PathBuf>,
 
-    /// How the tensors of a `.bin` file are stored: what its exporter got wrong
+    /// How the tensors of a `.bin` file are stored, for exporters that got it wrong
     #[arg(long, value_enum, default_value_t = Layout::Auto)]
     pub(crate) layout: Layout,
 

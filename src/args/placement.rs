@@ -23,18 +23,17 @@ use crate::usage::UsageError;
 /// How a model is shared out between a device and the processor beside it.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlacementArgs {
-    /// Leave the experts of the last N layers in main memory, where the processor computes them; auto: of as few as
-    /// make room for the rest on the GPU, none where everything fits [default: auto]
+    /// Keep the experts of the last N layers in main memory, where the processor computes them; auto: as few layers as
+    /// needed for the rest to fit the GPU [default: auto]
     #[arg(long, value_name = "N|auto", value_parser = host_layers)]
     pub(crate) n_cpu_moe: Option<HostLayers>,
 
-    /// From how many tokens on a step that takes in prompts brings the experts of main memory to the GPU, which is
-    /// faster for many tokens and takes room for two layers there: ROWS, off, or auto, as measured when the model is
-    /// loaded [default: auto]
+    /// From this many tokens on, a step with prompts copies experts from main memory to the GPU: faster for many
+    /// tokens, takes GPU memory for two layers. auto: as measured when the model is loaded [default: auto]
     #[arg(long, value_name = "ROWS|auto|off", value_parser = streaming)]
     pub(crate) stream_experts: Option<Streaming>,
 
-    /// Use no more of the device's memory than this, such as 12GB or 12GiB
+    /// Most memory to use on the device, such as 12GB or 12GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) memory: Option<usize>,
 }

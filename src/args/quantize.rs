@@ -7,19 +7,19 @@ use model::checkpoint::quantized::Quantization;
 /// What becomes of matrices.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct QuantizeArgs {
-    /// Quantise matrices as they are read: those of attention, the embedding and the vocabulary, not the experts'
+    /// Quantise matrices as they are read: attention, embedding and vocabulary, but not experts
     #[arg(long, value_enum, default_value_t = Quantize::None, value_name = "FORMAT")]
     quantize: Quantize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Quantize {
-    /// They stay as they are
+    /// Keep the checkpoint's types
     None,
-    /// Bytes and a scale for every 32, as llama.cpp makes them: 8.5 bits a number
+    /// 8-bit integers with a scale per 32, as in llama.cpp: 8.5 bits a number
     #[value(name = "q8_0")]
     Q8_0,
-    /// Bytes of e4m3 and a scale for every row: 8.25 bits a number
+    /// 8-bit floats (E4M3) with a scale per row: 8.25 bits a number
     #[value(name = "fp8")]
     Fp8,
 }

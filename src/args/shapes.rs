@@ -7,11 +7,11 @@ use model::config::NamedShape;
 /// A model that is not there: the dimensions of one, and random weights.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ShapeArgs {
-    /// Random weights of these dimensions, made where they are used, instead of a checkpoint
+    /// Random weights of this model's dimensions instead of a checkpoint, generated on the device
     #[arg(long, value_enum, conflicts_with = "model")]
     pub(crate) shape: Option<NamedShape>,
 
-    /// Only so many layers of the shape
+    /// Only the first N layers of the shape
     #[arg(long, requires = "shape", value_parser = clap::value_parser!(u32).range(1..=1000))]
     layers: Option<u32>,
 

@@ -11,11 +11,11 @@ use system::bounded_process::this_program;
 /// Folders that go before the built-in templates and tables.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
-    /// A folder of templates that go before all others
+    /// A folder of templates; overrides all others
     #[arg(long, value_name = "DIR")]
     pub(crate) templates: Option<PathBuf>,
 
-    /// A folder of tuning tables that go before all others
+    /// A folder of tuning tables; overrides all others
     #[arg(long, value_name = "DIR")]
     pub(crate) tuning: Option<PathBuf>,
 }
@@ -27,7 +27,7 @@ pub(crate) struct TargetArgs {
     pub(crate) source: SourceArgs,
 
     /// Target: a GPU (`gfx1100`, `sm_90`), a GPU in the simulator (`sim:gfx1100`), an x86-64 level (`x86-64-v3`,
-    /// `x86-64-v4+amx_bf16`); left out: this machine's cores
+    /// `x86-64-v4+amx_bf16`) [default: this machine's cores]
     #[arg(long, value_name = "ARCH")]
     pub(crate) arch: Option<String>,
 }

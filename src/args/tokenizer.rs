@@ -15,8 +15,8 @@ use model::tokenizer::{Tokenizer, TokenizerError};
 /// What text and ids are converted with.
 #[derive(Args, Debug)]
 pub(crate) struct TokenizerArgs {
-    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file; without it the checkpoint's own
-    /// (beside a `.bin` file, a `tokenizer.bin`), or o200k_harmony, which is built in
+    /// A `tokenizer.bin` or `tokenizer.json`, a folder with one, or a GGUF file [default: the checkpoint's own, or a
+    /// `tokenizer.bin` beside a `.bin` file; else the built-in o200k_harmony]
     #[arg(short = 'z', long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
 

@@ -24,7 +24,7 @@ use workbench::bench::roofline::Model;
 use workbench::bench::suite::{Kind, Suite, SuiteOptions, Workload};
 use workbench::bench::{limits, links};
 
-/// Measure prefill, decode and whole runs, beside the machine's own limits measured in the same run
+/// Measure prefill, decode and whole runs, and compare them with the machine's measured limits
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -38,24 +38,24 @@ pub(crate) struct Args {
     #[arg(short, long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=4096))]
     batch: Option<Vec<u32>>,
 
-    /// Tokens of the prompts that are prefilled [default: 512; on a GPU 512,4096]
+    /// Prompt lengths to prefill, in tokens [default: 512; on a GPU 512,4096]
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..))]
     prefill: Option<Vec<u32>>,
 
-    /// Most rows of one step of a prefill [default: --chunk; on a GPU as many as the prompt has, up to 4096]
+    /// Most rows of a prefill step [default: --chunk; on a GPU the prompt's length, up to 4096]
     #[arg(long, value_name = "ROWS", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     prefill_chunk: Option<u32>,
 
-    /// Tokens in the context before decoding is measured [default: 16; on a GPU 512, or as many as make 16384 for all
+    /// Tokens in each context before decoding is measured [default: 16; on a GPU 512, or 16384 divided by the
     /// sequences]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 
-    /// Decode steps that are measured [default: 16; on a GPU 60]
+    /// Decode steps to measure [default: 16; on a GPU 60]
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
 
-    /// Times that a prefill is measured, and rounds in which kernels are timed [default: 1; on a GPU 5]
+    /// Repetitions of a prefill, and rounds in which kernels are timed [default: 1; on a GPU 5]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: Option<u32>,
 
@@ -71,24 +71,24 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     slots: Option<u32>,
 
-    /// Time spent in each kernel, and on the host, for each work
+    /// Print the time of each kernel, and of the host, for each workload
     #[arg(long)]
     kernels: bool,
 
-    /// Draw the kernels of each work between the limits into a file
+    /// Draw a roofline of each workload's kernels into a file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Measure nothing: compile the kernels of a decode step for --arch, read their machine code and predict what each
-    /// takes, and the whole step; no GPU needed. Batch sizes are 1, 8 and 32 unless --batch is given
+    /// Measure nothing: compile the kernels of a decode step for --arch, and predict from their machine code the time
+    /// of each and of the step; no GPU needed. Batch sizes are 1, 8 and 32 unless --batch is given
     #[arg(long, requires = "arch", conflicts_with_all = ["device", "threads", "tp", "work", "prefill", "prompts", "kernels", "svg"])]
     predict: bool,
 
-    /// The GPU that is predicted, which need not be here: `gfx1100`, `sm_90`
+    /// The GPU to predict, here or not: `gfx1100`, `sm_90`
     #[arg(long, value_name = "ARCH", requires = "predict")]
     arch: Option<String>,
 
-    /// Write what --json prints into a file, beside the text
+    /// Also write what --json prints into a file
     #[arg(long, value_name = "FILE")]
     save: Option<PathBuf>,
 

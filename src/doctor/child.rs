@@ -1,5 +1,5 @@
-//! This program as a child, for one part of a report or a verdict: what it printed, and how it ended. Whatever a kernel
-//! or a driver does to the child leaves the report alone.
+//! Runs this program as a child process, for one part of a report or a verdict: its output, and how it ended. A kernel
+//! or driver that crashes the child does not affect the report.
 
 use std::fs::File;
 use std::io::{self, Read, Seek};

@@ -1,4 +1,4 @@
-//! `gptoss-jit doctor`: what is there, what is missing and what to do about it, and whether `run` would work.
+//! `gptoss-jit doctor`: checks what is installed and what is missing, says what to do, and tries whether `run` works.
 //!
 //! With `--json`, one object: `schema` (1), `ready` (whether `run` works), `device` (on which it does, or would),
 //! `verdicts`, a list of `device`, `works`, `said` (on what it ran, or why it did not), `why` (it is this one) and
@@ -40,18 +40,18 @@ use system::units::human_bytes;
 use workbench::isa::llvm::Llvm;
 use workbench::isa::speed::IssueModel;
 
-/// Say what is there and what is missing, and whether `run` works, which is tried; exit 1 if it does not
+/// Check this machine: what is installed, what is missing, and whether `run` works; exit 1 if it does not
 #[derive(clap::Args)]
 pub(crate) struct Args {
-    /// Write a file that a person can read and send: what is here, checks, texts and figures of a device
+    /// Write a readable report to send: this machine, checks, generated texts and measurements of a device
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "gptoss-jit-report.md")]
     report: Option<PathBuf>,
 
-    /// The device that is asked about or reported on [default: what `run` takes]
+    /// The device to check or report on [default: as `run`]
     #[arg(long, value_name = "DEVICE", default_value = "auto", hide_default_value = true)]
     device: Device,
 
-    /// How long the report may take
+    /// Most seconds for the report
     #[arg(long, value_name = "N", requires = "report", default_value_t = 600, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
 }

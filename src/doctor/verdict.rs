@@ -1,5 +1,5 @@
-//! Whether `run` works, device by device. That is tried, with the tiny model and by this program again: whatever a
-//! driver or a kernel does to that process leaves this one alone, and it ends as `run` would.
+//! Tries whether `run` works, device by device, with the tiny model in a child process: a crash there does not affect
+//! this process, and the outcome is that of `run`.
 
 use std::time::Duration;
 

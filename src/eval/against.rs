@@ -23,13 +23,13 @@ use workbench::eval::windows::Windows;
 /// The base, and how it is computed.
 #[derive(clap::Args, Debug)]
 pub(super) struct AgainstArgs {
-    /// The base: a model, or a base file of `--write-base` or of llama.cpp. Both models are computed side by side and
-    /// compared without rounding. Of the base, `--precision`, `--quantize`, `--stored-weights`, `--kv-dtype`,
-    /// `--templates` and `--tuning` say nothing [default: the same model, if one of the next two is given]
+    /// The base: a model, or a base file of `--write-base` or of llama.cpp. Both models run side by side and are
+    /// compared without rounding. `--precision`, `--quantize`, `--stored-weights`, `--kv-dtype`, `--templates` and
+    /// `--tuning` do not apply to the base [default: the same model, if one of the next two is given]
     #[arg(long, value_name = "MODEL|FILE")]
     against: Option<PathBuf>,
 
-    /// How exactly sums of the base are done [default: f32 for checkpoints that store f32, else bf16]
+    /// The base's precision [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum, value_name = "PRECISION")]
     against_precision: Option<Precision>,
 
@@ -42,7 +42,6 @@ pub(super) struct AgainstArgs {
 pub(super) enum Against {
     Nothing,
     File(PathBuf, BaseFile),
-    /// Another model.
     Other(PathBuf, Box<Checkpoint>),
     /// The same model in other ways, and what these are called.
     Same(String, Box<Checkpoint>),

@@ -29,27 +29,24 @@ use workbench::eval::distribution::NotANumber;
 use workbench::eval::tally::{Base, Scored, Summary, encoded_rows, scored};
 use workbench::eval::windows::{SHORTEST_CONTEXT, Windows};
 
-/// Measure the perplexity of a text, and how far a model is from another one, or from itself in another format, in
-/// another precision or on another device
+/// Measure a model's perplexity on a text, and its divergence from another model, format, precision or device
 ///
 /// The text is cut into windows, and the second half of each is scored, as llama.cpp's `llama-perplexity` does. With a
-/// base, the Kullback-Leibler divergence from it is measured too, in nats. Limits may be set for that: beyond one of
-/// them the exit code is 1.
+/// base, the Kullback-Leibler divergence from it is measured too, in nats. If a limit is exceeded, the exit code is 1.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The text; `-` is stdin. A line end at its end does not count [default: stdin; with a base file, that file's
-    /// tokens]
+    /// The text; `-` is stdin. A final line end is ignored [default: stdin; with a base file, its tokens]
     #[arg(long, value_name = "FILE")]
     text: Option<PathBuf>,
 
-    /// Token ids in place of a text, separated by blanks or line ends
+    /// Token ids instead of a text, separated by blanks or line ends
     #[arg(long, value_name = "FILE", conflicts_with = "text")]
     ids: Option<PathBuf>,
 
-    /// Tokens of a window [default: 512; with a base file, as many as its windows have]
+    /// Tokens per window [default: 512; with a base file, as its windows]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(SHORTEST_CONTEXT as i64..))]
     context: Option<u32>,
 
@@ -57,20 +54,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     chunks: Option<u32>,
 
-    /// The token before the text, and in the place of each window's first: its id, `none`, or `auto`, which is what the
-    /// checkpoint's tokenizer says
+    /// The token before the text, which also replaces each window's first: an id, `none`, or `auto` (as the
+    /// checkpoint's tokenizer says)
     #[arg(long, value_name = "ID", default_value = "auto")]
     bos: Bos,
 
     #[command(flatten)]
     against: AgainstArgs,
 
-    /// Write the model's probabilities into a base file, in the layout of llama.cpp's `--kl-divergence-base`: two bytes
-    /// for each scored token and each token of the vocabulary
+    /// Write the model's probabilities into a base file, in the format of llama.cpp's `--kl-divergence-base`: two bytes
+    /// per scored token and vocabulary token
     #[arg(long, value_name = "FILE")]
     write_base: Option<PathBuf>,
 
-    /// Draw the divergence by tokens and along the text, or without a base the perplexity along the text
+    /// Draw into a file: the divergence by tokens and along the text, or without a base the perplexity along the text
     #[arg(long, alias = "plot", value_name = "FILE")]
     svg: Option<PathBuf>,
 

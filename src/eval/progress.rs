@@ -1,4 +1,4 @@
-//! How far it is: a line that is written over on a terminal, and one a minute in a log.
+//! Progress: one updating line on a terminal, one line per minute in a log.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! The numbers, and the limits that they are to keep.
+//! Prints the numbers, and checks their limits.
 
 use serde_json::json;
 

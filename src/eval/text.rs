@@ -37,7 +37,6 @@ impl FromStr for Bos {
 pub(super) enum Source<'a> {
     Text(&'a Path),
     Ids(&'a Path),
-    /// Not said.
     Either,
 }
 

@@ -18,15 +18,15 @@ use workbench::timing::{self, Candidate, Setup};
 /// The shapes at which templates are held beside each other.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct ShapeArgs {
-    /// The model whose shapes are meant by `--speed` and `--watch`
+    /// The model whose shapes `--speed` and `--watch` use
     #[arg(long, value_enum, default_value = "gpt-oss-20b")]
     pub(crate) model: NamedShape,
 
-    /// At so many rows
+    /// Number of rows
     #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub(crate) tokens: u32,
 
-    /// The rows are of one prompt, instead of one of each sequence
+    /// Rows belong to one prompt, instead of one row per sequence
     #[arg(long)]
     pub(crate) prompt: bool,
 
@@ -56,7 +56,6 @@ pub(super) struct Beside {
     /// Where it is in the model: `block.0.attn.qkv`.
     pub(crate) label: String,
     pub(crate) problem: Problem,
-    /// Rows and inputs.
     pub(crate) setup: Setup,
     /// The template, with the parameters that it would have.
     pub(crate) candidate: Candidate,

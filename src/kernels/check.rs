@@ -48,50 +48,47 @@ pub(super) struct CheckArgs {
     #[arg(long, value_delimiter = ',', value_name = "OP,…")]
     op: Vec<String>,
 
-    /// Only the variants of these names; `linear/gemv` and `rmsnorm+linear/gemv` are one alone
+    /// Only variants with these names; `linear/gemv` or `rmsnorm+linear/gemv` is a single one
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     variant: Vec<String>,
 
-    /// Not the default parameters alone but all legal ones, or of a large grid those one step from the default
+    /// Check all legal parameters instead of the defaults; in a large grid those one step from the default
     #[arg(long)]
     all_params: bool,
 
-    /// A parameter of the templates: only these values are checked, and defaults of those not given
+    /// Check this value of a parameter; others have their defaults
     #[arg(long = "set", value_name = "PARAM=VALUE", value_parser = super::show::assignment_of_number, conflicts_with_all = ["all_params", "watch"])]
     set: Vec<(String, u32)>,
 
-    /// In the simulator, also print where lanes meet in banks of LDS, and where waves touch more lines of memory than
-    /// they need
+    /// In the simulator, also print bank conflicts in LDS and uncoalesced memory accesses
     #[arg(long, conflicts_with_all = ["watch", "speed", "device"])]
     memory: bool,
 
-    /// Only the first shape that each template is tested with, in all of its element types
+    /// Only the first test shape of each template, with all of its dtypes
     #[arg(long)]
     first_shape: bool,
 
-    /// Beside the default parameters those that the target's tuning tables can choose: `--tuned=false` for the default
-    /// alone
+    /// Also check parameters that the target's tuning tables can choose; `--tuned=false` checks only the defaults
     #[arg(long, value_name = "BOOL", default_value_t = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
     tuned: bool,
 
-    /// Run the kernels on this device, and compile for it: `cuda`, `hip:1`; left out: GPUs' kernels run in the
-    /// simulator
+    /// Compile for this device and run there: `cuda`, `hip:1` [default: GPU kernels run in the simulator]
     #[arg(long, value_name = "DEVICE", conflicts_with_all = ["arch", "speed"])]
     device: Option<Device>,
 
-    /// Try this template whenever it is saved, `mine/attention/quick.hip.j2`: is it right, and how long does it take
-    /// beside what runs today? On a GPU if there is one of `--arch`, else in the simulator and predicted
+    /// Try this template at every save (`mine/attention/quick.hip.j2`): is it right, and how fast compared with what
+    /// runs today? On a GPU of `--arch` if there is one, else simulated and predicted
     #[arg(long, value_name = "FILE", conflicts_with_all = ["op", "variant", "all_params", "speed", "timings", "export"])]
     watch: Option<PathBuf>,
 
     #[command(flatten)]
     shape: ShapeArgs,
 
-    /// How long a kernel may run in one case; one that takes longer is wrong [default: 120, of --watch 5]
+    /// Most seconds for a kernel in one case; a slower one is wrong [default: 120; with --watch 5]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     deadline: Option<u32>,
 
-    /// A quick check: about so long for each template at each precision, the cases that are most likely to fail first
+    /// A quick check: about this long per template and precision, likeliest failures first
     #[arg(long, value_name = "SECONDS", value_parser = |text: &str| parse_duration(text).map(|time| time.as_secs_f64()), conflicts_with_all = ["all_params", "speed"])]
     within: Option<f64>,
 
@@ -99,13 +96,13 @@ pub(super) struct CheckArgs {
     #[arg(long, conflicts_with = "speed")]
     timings: bool,
 
-    /// Run nothing: predict the time of each kernel for a GPU at a model's shapes, beside what runs today; of AMD's
-    /// also the cycles of the hot loops, by llvm-mca or counted
+    /// Run nothing: predict each kernel's time on a GPU at a model's shapes, compared with what runs today; for AMD
+    /// also the cycles of hot loops, by llvm-mca or counted
     #[arg(long, requires = "arch", conflicts_with = "all_params")]
     speed: bool,
 
-    /// Also write objects for a GPU with the smallest honest case of each kernel, its inputs and what should come out,
-    /// to folders below DIR, before anything runs
+    /// Also write to folders below DIR, before anything runs: each kernel's object for a GPU, with the smallest
+    /// realistic case, its inputs and expected outputs
     #[arg(long, value_name = "DIR", requires = "arch", conflicts_with = "speed")]
     export: Option<PathBuf>,
 }

@@ -136,7 +136,6 @@ fn line_of(place: &str) -> Option<usize> {
     SOURCES.iter().find_map(|source| place.strip_prefix(source)).and_then(|line| line.parse().ok())
 }
 
-/// What stands there.
 fn line_text<'a>(library: &'a Library, place: &Place) -> &'a str {
     let file = library.texts().find(|file| file.place(1).file == place.file);
     file.and_then(|file| file.text.lines().nth(place.line.checked_sub(1)?)).unwrap_or_default().trim()

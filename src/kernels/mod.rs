@@ -25,7 +25,7 @@ use crate::args::source::TargetArgs;
 use kernel::target::Target;
 use kernel::template::Template;
 
-/// Lists kernel templates, shows their source, checks them, and says what runs where
+/// List, show, check and compare kernel templates, and explain what runs where
 #[derive(clap::Args)]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -34,22 +34,21 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Lists the templates: where each came from, what it shadows, and whether it fits a target
+    /// List the templates: origin, what they shadow, and whether they fit a target
     Ls(LsArgs),
-    /// Prints the rendered source of a template, as the compiler gets it
+    /// Print the rendered source of a template, as the compiler gets it
     Show(show::ShowArgs),
-    /// Says which template runs for each node of a model and each number of rows, and what decided that; no GPU needed
+    /// Show which template runs for each node of a model and each row count, and what decided that; no GPU needed
     Plan(Box<plan::PlanArgs>),
-    /// Renders, compiles and runs templates on their test shapes, and compares with the reference
+    /// Render, compile and run templates on their test shapes, and compare with the reference
     Check(check::CheckArgs),
-    /// Holds times predicted from compiled kernels against those that were measured, in a journal of `tune`; no GPU
-    /// needed
+    /// Compare predicted kernel times with measured ones, from a journal of `tune`; no GPU needed
     Predict(predict::PredictArgs),
-    /// Makes a launch of a real step again, which `run --capture-launch` wrote: on any device, by any kernel that fits
-    /// it; checks what comes out, and takes the time
+    /// Replay a launch of a real step, from `run --capture-launch`, on any device and by any kernel that fits; checks
+    /// the outputs and measures the time
     Replay(replay::ReplayArgs),
-    /// Holds two kernels beside each other at a model's shapes, or two folders of tuning tables in whole steps: right,
-    /// registers, times
+    /// Compare two kernels at a model's shapes, or two folders of tuning tables in whole steps: correctness, registers,
+    /// times
     Compare(compare::CompareArgs),
 }
 
@@ -62,7 +61,7 @@ struct LsArgs {
     #[arg(long)]
     op: Option<String>,
 
-    /// Say what each template that does not fit requires
+    /// Say what templates that do not fit require
     #[arg(long)]
     why: bool,
 }
@@ -83,7 +82,7 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// Does a part of this command's work in a process that kernels may end.
+/// Does this command's work that kernels may crash, in a separate process.
 ///
 /// # Errors
 /// If the command is not one that runs kernels, or what it needs is not there.

@@ -31,27 +31,27 @@ pub(super) struct PredictArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// Times that were measured: the journal that `tune` writes, one JSON object a line
+    /// Measured times: the journal that `tune` writes, a JSON object per line
     #[arg(long, value_name = "JOURNAL")]
     against: PathBuf,
 
-    /// Only those of these ops
+    /// Only these ops
     #[arg(long, value_delimiter = ',', value_name = "OP,…")]
     op: Vec<String>,
 
-    /// The model whose problems they are of
+    /// The model whose problems were measured
     #[arg(long, value_enum, default_value = "gpt-oss-20b")]
     model: NamedShape,
 
-    /// Positions that the last row of a slot sees, where the journal does not say it
+    /// Positions that the last row of a slot sees, if the journal does not say
     #[arg(long, default_value_t = 1024, value_name = "N")]
     context: u32,
 
-    /// Every kernel, not the sums alone
+    /// Print every kernel, not only the sums
     #[arg(long)]
     all: bool,
 
-    /// Also draw all of them into this file: time against rows, the limit, and what the tables choose
+    /// Also draw them into this file: time by rows, the limit, and the tables' choice
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }

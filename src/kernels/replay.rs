@@ -17,24 +17,23 @@ use workbench::replay::{AgainstReference, NEAR, On, Replayed, ReplayedOutput, re
 
 #[derive(clap::Args)]
 pub(super) struct ReplayArgs {
-    /// What `run --capture-launch` wrote
+    /// A file of `run --capture-launch`
     file: PathBuf,
 
-    /// Where it is launched: `sim:gfx1100`, `cpu`, `cuda`, `hip:1`
+    /// Where to launch: `sim:gfx1100`, `cpu`, `cuda`, `hip:1`
     #[arg(long, value_name = "DEVICE")]
     device: Device,
 
-    /// The kernel, by its name or as `linear/gemv` [default: the one that was captured where it fits the device, else
-    /// what is chosen there]
+    /// The kernel, by its name or as `linear/gemv` [default: the captured one if it fits the device, else the one
+    /// chosen there]
     #[arg(long, value_name = "NAME")]
     variant: Option<String>,
 
-    /// A parameter of it; those not given have their defaults [default: those that were captured, else what the tables
-    /// say]
+    /// A parameter; others have their defaults [default: the captured ones, else the tables' choice]
     #[arg(long = "set", value_name = "PARAM=VALUE", value_parser = super::show::assignment_of_number)]
     set: Vec<(String, u32)>,
 
-    /// In the simulator, compile it for a debugger: variables are there, and statements in their order
+    /// In the simulator, compile for a debugger: with variables, and statements in order
     #[arg(long)]
     debug: bool,
 

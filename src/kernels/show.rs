@@ -40,15 +40,15 @@ pub(super) struct ShowArgs {
     #[arg(long)]
     line_numbers: bool,
 
-    /// The machine code beside the lines of the templates, and registers, LDS, waves and what limits them (AMD's GPUs)
+    /// Show machine code beside the template's lines, and registers, LDS, waves and what limits them (AMD GPUs)
     #[arg(long, conflicts_with = "line_numbers")]
     isa: bool,
 
-    /// The compiler's own language (LLVM's) right before machine code is made of it (AMD's GPUs)
+    /// Show LLVM IR as it is right before code generation (AMD GPUs)
     #[arg(long, conflicts_with_all = ["line_numbers", "isa"])]
     ir: bool,
 
-    /// With the parameters that the tuning tables choose for so many rows, where they choose this template
+    /// Use the parameters that the tuning tables choose at N rows, if they choose this template
     #[arg(long, value_name = "N", conflicts_with = "set", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Option<u32>,
 }
@@ -59,8 +59,8 @@ pub(crate) struct KernelArgs {
     #[command(flatten)]
     target: TargetArgs,
 
-    /// The model whose dimensions the problem has, where the template takes them; else they are of its op's tests
-    /// [default: gpt-oss-20b]
+    /// The model whose dimensions are used, if the template takes them; else those of its op's tests [default:
+    /// gpt-oss-20b]
     #[arg(long, value_enum)]
     shape: Option<NamedShape>,
 
@@ -68,11 +68,11 @@ pub(crate) struct KernelArgs {
     #[arg(long = "with", value_name = "NAME=VALUE", value_parser = assignment)]
     with: Vec<(String, String)>,
 
-    /// A parameter of the template; those not given have their defaults, or the first legal values
+    /// A parameter of the template; others have their defaults, or the first legal values
     #[arg(long = "set", value_name = "PARAM=VALUE", value_parser = assignment)]
     set: Vec<(String, String)>,
 
-    /// How exactly sums are done; left out: the first that the template fits, bf16 before f32
+    /// Precision [default: the first that the template fits, bf16 before f32]
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 }

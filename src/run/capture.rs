@@ -16,8 +16,8 @@ use workbench::replay::file;
 /// What is wanted, and what came of it.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct CaptureArgs {
-    /// Write one launch with all that it reads and writes into FILE, for `kernels replay`: of this node, as `kernels
-    /// plan` names it (`block.0.attn.qkv`), in its STEP-th step, from 1
+    /// Write a launch with everything it reads and writes into FILE, for `kernels replay`: of this node, as `kernels
+    /// plan` names it (`block.0.attn.qkv`), in step STEP, counted from 1
     #[arg(long, num_args = 2, value_names = ["NODE[,STEP]", "FILE"])]
     capture_launch: Vec<OsString>,
 

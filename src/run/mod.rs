@@ -40,7 +40,7 @@ use workbench::bench::limits::{self, MachineLimits};
 pub(crate) enum Mode {
     /// Continue a text
     Generate,
-    /// Talk, in the format of the checkpoint's chat template, or in harmony
+    /// Chat, in the format of the checkpoint's chat template, or in harmony
     Chat,
     /// Continue every line of a file, many at a time
     Getp,
@@ -50,9 +50,9 @@ pub(crate) enum Mode {
 /// that was asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum ChatFormat {
-    /// The checkpoint's chat template; harmony, if it has none
+    /// The checkpoint's chat template, or harmony if it has none
     Checkpoint,
-    /// OpenAI's harmony, built in: for models of gpt-oss alone
+    /// OpenAI's harmony, built in; only for gpt-oss models
     Harmony,
 }
 
@@ -63,64 +63,64 @@ pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// What to do [default: generate; chat, where there is no `-i` and stdin is a terminal]
+    /// What to do [default: generate; chat if there is no `-i` and stdin is a terminal]
     #[arg(short, long, value_enum)]
     mode: Option<Mode>,
 
-    /// The prompt (generate; without it, all of stdin but its last line end), the first message (chat), or the file
-    /// of prompts (getp; `-` is stdin, `*` and `?` stand for names; what is no file and does not look like one is the
-    /// only prompt)
+    /// The prompt (generate) [default: stdin without its last line end]; the first message (chat); or the file of
+    /// prompts (getp; `-` is stdin, `*` and `?` match names, and a text that does not look like a file is the only
+    /// prompt)
     #[arg(short, long, value_name = "TEXT|FILE", allow_hyphen_values = true)]
     input: Option<OsString>,
 
-    /// Where getp writes its answers, a line for each prompt [default: stdout]
+    /// File for the answers, a line per prompt (getp) [default: stdout]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 
-    /// Positions to run at most, the prompt's included; 0 means as many as the model allows [default: 1024; chat: as
-    /// many as the model allows and the memory holds]
+    /// Most positions, the prompt included; 0 means the model's limit [default: 1024; chat: the limit of the model and
+    /// the memory]
     #[arg(short = 'n', long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<i64>,
 
-    /// New tokens at most, however long the prompt is (instead of `-n`)
+    /// Most new tokens, whatever the prompt's length (instead of `-n`)
     #[arg(long, value_name = "N", conflicts_with = "steps")]
     max_new_tokens: Option<usize>,
 
-    /// Sequences at a time (getp) [default: on a GPU what its memory holds, 1024 at most; else 32]
+    /// Sequences at a time (getp) [default: on a GPU what fits its memory, at most 1024; else 32]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
 
-    /// Temperature; 0 takes the most probable token [default: 0; of a chat at a terminal 1]
+    /// Temperature; 0 takes the most probable token [default: 0; chat at a terminal: 1]
     #[arg(short = 'T', long, value_name = "F", allow_negative_numbers = true)]
     temperature: Option<f32>,
 
-    /// Draw from the most probable tokens that make up this much; 0 and 1 draw from all [default: 0.9; of a chat at a
-    /// terminal 1]
+    /// Draw from the most probable tokens that together have this probability; 0 and 1 draw from all [default: 0.9;
+    /// chat at a terminal: 1]
     #[arg(short = 'p', long, value_name = "F", allow_negative_numbers = true)]
     top_p: Option<f32>,
 
-    /// Draw from so many of the most probable tokens; 0 draws from all
+    /// Draw from the N most probable tokens; 0 draws from all
     #[arg(short = 'k', long, default_value_t = 0, value_name = "N")]
     top_k: u32,
 
-    /// Draw from the tokens that are at least this much as probable as the most probable one; 0 draws from all
+    /// Draw from tokens with at least F times the probability of the most probable one; 0 draws from all
     #[arg(long, default_value_t = 0.0, value_name = "F")]
     min_p: f32,
 
-    /// Tell how probable every token was, and its N most probable rivals, up to 20 (generate, with --json)
+    /// Log-probabilities of each token and its N most probable alternatives, up to 20 (generate, with --json)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=20))]
     logprobs: Option<u8>,
 
-    /// Start of the random numbers; 0 takes the time
+    /// Seed of the random numbers; 0 takes the time
     #[arg(short, long, default_value_t = 0, value_name = "N", allow_negative_numbers = true)]
     seed: i64,
 
-    /// Who writes the prompts of a chat [default: checkpoint; of conversations in a file (getp) harmony, if the model
-    /// knows it]
+    /// How chats become prompts [default: checkpoint; for conversations in a file (getp) harmony, if the model knows
+    /// it]
     #[arg(long, value_enum, value_name = "FORMAT")]
     chat_format: Option<ChatFormat>,
 
-    /// How long the model is to think (chat; getp: where a prompt does not say) [default: medium]
+    /// How long the model thinks (chat; getp: default for prompts) [default: medium]
     #[arg(long, value_enum, value_name = "EFFORT")]
     reasoning: Option<Reasoning>,
 
@@ -132,16 +132,16 @@ pub(crate) struct Args {
     #[arg(short = 't', long, value_name = "N", allow_negative_numbers = true)]
     lines: Option<i64>,
 
-    /// Compare with a file of expected ids (getp); exit 1 where they differ
+    /// Compare with a file of expected ids (getp); exit 1 if they differ
     #[arg(short, long, value_name = "FILE")]
     verify: Option<PathBuf>,
 
-    /// More tokens that end a sequence, besides those of the vocabulary or of its file, such as <|endoftext|>: ids, or
-    /// names such as `<|end|>`
+    /// Another token that ends a sequence, besides the model's own such as <|endoftext|>: an id, or a name such as
+    /// `<|end|>`
     #[arg(long, value_name = "ID|NAME")]
     stop: Vec<String>,
 
-    /// Time spent in each op, on stderr
+    /// Print the time spent in each op, on stderr
     #[arg(short = 'f', long, value_name = "0|1", num_args = 0..=1, default_value_t = 0, default_missing_value = "1")]
     profile: u8,
 
@@ -187,7 +187,7 @@ pub(super) fn merge(args: &Args, output: &Output) -> anyhow::Result<()> {
     getp::merge::run(args, output)
 }
 
-/// A turn begins with the prompt before it and the answer to that, or with an earlier one where that was taken back.
+/// A turn begins with the previous prompt and its answer, or with an earlier one after `/regenerate`.
 const CHAT_SNAPSHOTS: u32 = 4;
 
 /// Where the time of the steps went, on stderr, if it was taken: beside the machine's limits, which are measured for
@@ -218,14 +218,14 @@ fn limits_of(pipeline: &Pipeline, output: &Output) -> MachineLimits {
     })
 }
 
-/// What flags say that are not given: greedy, as in the seeds.
+/// Defaults for omitted flags: greedy, as in the seeds.
 const AS_SEEDS: Sampling = Sampling { top_p: 0.9, ..Sampling::GREEDY };
 
 /// Positions to run, as in the seeds.
 const STEPS: i64 = 1024;
 
 impl Args {
-    /// What was asked for; whoever gives nothing to continue and sits at a terminal wants to talk.
+    /// The mode of `-m`; without it, chat if there is no input and stdin is a terminal.
     fn mode(&self) -> Mode {
         match (self.mode, &self.input) {
             (Some(mode), _) => mode,
@@ -234,7 +234,7 @@ impl Args {
         }
     }
 
-    /// Flags of one mode would do nothing in another, and whoever gave one thinks that they do.
+    /// Refuses flags of another mode, which would have no effect.
     fn refuse_what_is_ignored(&self, mode: Mode) -> Result<(), UsageError> {
         /// A flag, and whether it was given.
         type Given = (&'static str, bool);

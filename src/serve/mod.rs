@@ -43,15 +43,14 @@ use serve::{Chat, Date, Options, Server, router};
 use system::bounded_process::this_program;
 use system::units::parse_duration;
 
-/// Serve a model over HTTP, as OpenAI's API
+/// Serve a model over HTTP, with OpenAI's and Anthropic's APIs
 #[derive(clap::Args, Debug)]
 #[command(args_override_self = true)] // the last of two counts: replicas get the words of the one that starts them, and more
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// A TOML file of flags by their names, such as `port = 8000` and `model-name = ["a", "b"]`; those of the command
-    /// line go before them
+    /// A TOML file of flags, such as `port = 8000` and `model-name = ["a", "b"]`; the command line overrides it
     #[arg(long = "config", value_name = "FILE")]
     _config: Option<PathBuf>,
 
@@ -59,15 +58,15 @@ pub(crate) struct Args {
     #[arg(long, default_value = "127.0.0.1", value_name = "HOST")]
     host: String,
 
-    /// The port; 0 takes one that is free
+    /// The port; 0 takes a free one
     #[arg(long, default_value_t = 8000, value_name = "PORT")]
     port: u16,
 
-    /// A name that the model goes by in requests; may be given several times [default: the model's own]
+    /// A name of the model in requests; repeatable [default: the model's own]
     #[arg(long, value_name = "NAME", value_parser = name_of_model)]
     model_name: Vec<String>,
 
-    /// Answer whatever name a request asks for
+    /// Accept any model name in requests
     #[arg(long)]
     any_model: bool,
 
@@ -75,13 +74,13 @@ pub(crate) struct Args {
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: Option<u32>,
 
-    /// On so many GPUs of this machine, from `--device` on: each has the whole model, in a process of its own that is
-    /// started again if it ends. A request goes where its prompt's beginning was computed before, else where least is
-    /// to do; `-b` counts the sequences of one [default: 1]
+    /// Run N copies of the model, one per GPU from `--device` on, each in its own process, which is restarted if it
+    /// ends. A request goes where its prompt's beginning was computed before, else to the least busy copy; `-b` is per
+    /// copy [default: 1]
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     ranks: Option<u32>,
 
-    /// Is one of those, for the process that started it
+    /// This process is a copy of `-g`
     #[arg(long, hide = true)]
     replica: bool,
 
@@ -89,69 +88,69 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     context: Option<u32>,
 
-    /// A key that requests have to bring; may be given several times
+    /// A key that requests must have; repeatable
     #[arg(long, value_name = "KEY")]
     api_key: Vec<String>,
 
-    /// A file of such keys, one a line; lines that begin with `#` are comments. Behind a key may stand what it may do:
-    /// `running=4`, so many requests at a time, and `per-minute=60`
+    /// A file of such keys, one per line; `#` starts a comment line. Limits may follow a key: `running=4` (requests at
+    /// a time) and `per-minute=60`
     #[arg(long, value_name = "FILE")]
     api_key_file: Option<PathBuf>,
 
-    /// Hosts that requests may be for besides `localhost`, loopback addresses and `--host`, such as chat.example.com;
-    /// `.example.com` is that and all below it, `*` is all; commas separate several [default: on a loopback address
-    /// none, elsewhere all]
+    /// Host names to accept besides `localhost`, loopback addresses and `--host`, such as chat.example.com;
+    /// `.example.com` includes subdomains, `*` is all; separate several by commas [default: none on a loopback address,
+    /// else all]
     #[arg(long, value_name = "HOST", value_delimiter = ',', value_parser = Allowed::read)]
     allowed_hosts: Vec<Allowed>,
 
-    /// Web pages from this origin may ask, such as https://chat.example.com; `*` is all; may be given several times
+    /// An origin whose web pages may send requests, such as https://chat.example.com; `*` is all; repeatable
     #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     cors_origin: Vec<HeaderValue>,
 
-    /// Requests that may wait for a slot; more are told to come back
+    /// Requests that may wait for a slot; more are refused with `Retry-After`
     #[arg(long, default_value_t = 256, value_name = "N")]
     max_queue: usize,
 
-    /// Tokens of prompts that may wait
+    /// Prompt tokens that may wait for a slot
     #[arg(long, default_value_t = 1_000_000, value_name = "TOKENS")]
     max_queued_tokens: usize,
 
-    /// Seconds that a request may wait for a slot [default: no limit]
+    /// Longest wait of a request for a slot, in seconds [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     queue_timeout: Option<Duration>,
 
-    /// Seconds that a request may take [default: no limit]
+    /// Longest duration of a request, in seconds [default: no limit]
     #[arg(long, value_name = "SECONDS", value_parser = parse_duration)]
     request_timeout: Option<Duration>,
 
-    /// Milliseconds from one event of a stream with tokens to the next, at least: tokens that come faster wait for each
-    /// other [default: 0; on processors a millisecond for each request that runs]
+    /// Shortest time between two token events of a stream, in milliseconds; faster tokens share an event [default: 0;
+    /// on processors 1 per running request]
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(0..=60_000))]
     stream_interval: Option<u32>,
 
-    /// Seconds for running requests to end in when the server is told to stop
+    /// Time for running requests to finish at shutdown, in seconds
     #[arg(long, default_value = "30", value_name = "SECONDS", value_parser = parse_duration)]
     drain: Duration,
 
-    /// Give the device's memory back when nobody has asked for so long, such as 10m; the next request loads the model
-    /// again, and waits for it [default: never]
+    /// Free the device's memory after so long without requests, such as 10m; the next request loads the model again and
+    /// waits for it [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     unload_after: Option<Duration>,
 
-    /// Keep what prompts begin with in this folder, so that they need not be computed again after a restart
+    /// Keep the prefix cache in this folder over restarts
     #[arg(long, value_name = "DIR")]
     prefix_cache_dir: Option<PathBuf>,
 
-    /// What the files in that folder may take, such as 500MB or 20GiB; those that were used longest ago go first
+    /// Most bytes in that folder, such as 500MB or 20GiB; the least recently used files are removed
     #[arg(long, default_value = "4GiB", value_name = "SIZE", value_parser = parse_size)]
     prefix_cache_size: u64,
 
-    /// Keep files and batches of OpenAI's batch API in this folder; their requests run where no other would [default:
-    /// there are none]
+    /// Enable OpenAI's batch API, with its files in this folder; batch requests use only capacity that no other request
+    /// wants [default: disabled]
     #[arg(long, value_name = "DIR")]
     batch_dir: Option<PathBuf>,
 
-    /// Longest file of requests
+    /// Largest file of batch requests
     #[arg(long, default_value = "200MB", value_name = "SIZE", value_parser = parse_size)]
     batch_file_size: u64,
 
@@ -159,20 +158,19 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50_000, value_name = "N")]
     batch_requests: usize,
 
-    /// The date in system messages, such as 2026-01-31; `none` leaves it out [default: the day's, in UTC]
+    /// The date in system messages, such as 2026-01-31; `none` omits it [default: today, in UTC]
     #[arg(long, value_name = "DATE", value_parser = date)]
     date: Option<Date>,
 
-    /// What the names of metrics begin with; `vllm:` gives the names that dashboards know
+    /// Prefix of metric names; `vllm:` gives the names of vLLM's dashboards
     #[arg(long, default_value = "gptoss_", value_name = "PREFIX", value_parser = prefix)]
     metrics_prefix: String,
 
-    /// Answer by a script instead of a model: a file with a JSON object on each line, such as {"text":
-    /// "Hello<|return|>"}
+    /// Answer from a script instead of a model: a file with a JSON object per line, such as {"text": "Hello<|return|>"}
     #[arg(long, value_name = "FILE")]
     replay: Option<PathBuf>,
 
-    /// Log prompts and answers too
+    /// Also log prompts and answers
     #[arg(long)]
     log_content: bool,
 
@@ -272,7 +270,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let tcp = args.bind()?;
     let address = tcp.local_addr().context("could not tell the address that is listened on")?;
     if keys.is_empty() && !address.ip().is_loopback() {
-        output.warning(&format!("{address} is for everybody who reaches it: there is no `--api-key`"));
+        output.warning(&format!("anyone who reaches {address} can use it: there is no `--api-key`"));
     }
     let life = Life::begin(tcp, args.n_workers())?;
     let metrics = Metrics::default();
@@ -289,7 +287,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         Chat { format, grammars }
     });
     if let Err(error) = &chat {
-        output.warning(&format!("chats are refused, completions alone are answered: {error}"));
+        output.warning(&format!("chats are refused, only completions are answered: {error}"));
     }
     let server = Arc::new(Server {
         chat,

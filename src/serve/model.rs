@@ -254,7 +254,6 @@ pub(super) fn fingerprint(checkpoint: &Checkpoint, engine: &Engine) -> String {
     serve::fingerprint(&digest(checkpoint, engine))
 }
 
-/// The same, whole.
 pub(super) fn digest(checkpoint: &Checkpoint, engine: &Engine) -> [u8; 32] {
     let mut hasher = Sha256::new();
     let mut field = |bytes: &[u8]| {

@@ -61,7 +61,7 @@ impl All<'_> {
         let n_left = pieces.len() - n_done;
         if n_left > 0 {
             let all = pieces.len();
-            self.output.note(&format!("{n_left} of {all} were not done within the time: a second `tune` goes on"));
+            self.output.note(&format!("{n_left} of {all} were not done in time; run `tune` again to continue"));
         }
         Ok((tuned, n_left > 0 || self.is_over()))
     }

@@ -17,7 +17,7 @@ use workbench::tune::job::Piece;
 use workbench::tune::judge::Time;
 use workbench::tune::tuner::{Tuned, is_same, name};
 
-/// Time what two tables choose differently, on this device, or predict it
+/// Time what two tables choose differently on this device, or predict it
 #[derive(clap::Args)]
 pub(super) struct Args {
     /// A table, a folder of tables, or `built-in`

@@ -1,5 +1,5 @@
-//! Right before fast, where nothing is measured: a kernel that rows would choose has run in the simulator, or is the
-//! text that this program's own tests run there.
+//! Correctness of predicted rows: a kernel that they would choose has run in the simulator, or has the text that the
+//! program's own tests run there.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -41,7 +41,6 @@ pub(super) const FOR_CHECKS: Duration = Duration::from_secs(30);
 enum Finding {
     Right,
     Wrong(String),
-    /// It was not run.
     Unchecked(String),
 }
 

@@ -25,17 +25,17 @@ use workbench::tune::stale;
 /// Positions that a row sees, as `tune` has it.
 const CONTEXT: u32 = 1024;
 
-/// List gaps, overlaps, rows that nothing asks for or reaches, that others beat, or that are stale
+/// List gaps, overlaps, and tuning rows that are unused, unreachable, beaten or stale
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Only the tables of this arch, and also those of its rows that are stale for --model [default: of all]
+    /// Only the tables of this arch, and its rows that are stale for --model [default: all tables]
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 
-    /// The model at whose shapes rows are looked at for staleness
+    /// The model whose shapes are used to find stale rows
     #[arg(long, value_enum, default_value = "gpt-oss-20b", requires = "arch")]
     model: NamedShape,
 }

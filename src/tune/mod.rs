@@ -1,4 +1,4 @@
-//! `tune`: finds the fastest kernels of a model's forward pass on a device, or those that a model of a chip says are,
+//! `tune`: finds the fastest kernels of a model's forward pass on a device, or predicts them with a model of the chip,
 //! and writes them into a tuning table.
 //!
 //! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
@@ -38,30 +38,30 @@ use setup::Setup;
 use system::units::parse_duration;
 
 /// Find the fastest kernels of a model's forward pass on a device, and write them into its tuning table; for a GPU that
-/// is not here, those that a model of it says are
+/// is not here, by prediction
 #[derive(clap::Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 pub(crate) struct Args {
     #[command(subcommand)]
     command: Option<Command>,
 
-    /// A checkpoint whose forward pass says which problems there are [default: the shape of --model]
+    /// A checkpoint, whose forward pass is tuned [default: the shape of --model]
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     checkpoint: Option<PathBuf>,
 
     #[command(flatten)]
     job: JobArgs,
 
-    /// How many of the best are shown where ops are named
+    /// With --op: how many of the best are shown
     #[arg(long, default_value_t = 5, value_name = "N")]
     show: usize,
 
-    /// Write the best into the target's table in `--tuning`, else in the user's config folder: rows that are there keep
-    /// the numbers of rows that these do not cover [default where no op is named]
+    /// Write the best into the target's table in `--tuning`, else in the user's config folder; present rows keep the
+    /// token counts that the new ones do not cover [default without --op]
     #[arg(long)]
     write: bool,
 
-    /// Where times are predicted: take kernels of templates that are not built in without running them in the simulator
+    /// For predicted times: accept kernels of your templates without running them in the simulator
     #[arg(long)]
     unchecked: bool,
 
@@ -69,19 +69,19 @@ pub(crate) struct Args {
     #[arg(long, conflicts_with = "write")]
     dry_run: bool,
 
-    /// Only the rows of the tables whose templates render to something else than what was measured
+    /// Only tuning rows whose templates now render differently from what was measured
     #[arg(long)]
     stale: bool,
 
-    /// Dims, flags and dtypes that the written rows want [default: all]
+    /// Dims, flags and dtypes in the `where` of the written rows [default: all]
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     r#where: Vec<String>,
 
-    /// Also draw all of it into this file: of every problem time against rows, the limit, and what is chosen
+    /// Also draw into this file, for every problem: time by rows, the limit, and the choice
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Where all that is measured is kept at once, so that a second `tune` goes on [default: a file in the cache]
+    /// File that keeps each measurement at once, so that the next `tune` continues [default: a file in the cache]
     #[arg(long, value_name = "FILE")]
     journal: Option<PathBuf>,
 }
@@ -96,47 +96,47 @@ enum Command {
 /// What is tuned, and on what.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct JobArgs {
-    /// Only these ops: `linear`, `moe_mlp1`, …, and runs of them: `rmsnorm+linear`
+    /// Only these ops, such as `linear`, and runs of ops, such as `rmsnorm+linear`
     #[arg(long, value_delimiter = ',', value_name = "OP,…")]
     op: Vec<String>,
 
-    /// Only the variants of these names
+    /// Only variants with these names
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     variant: Vec<String>,
 
-    /// The model whose forward pass says which problems there are
+    /// The model whose forward pass is tuned
     #[arg(long, value_enum, visible_alias = "shape", default_value = "gpt-oss-20b")]
     model: NamedShape,
 
-    /// Only so many layers of it, where whole steps are measured
+    /// Only the first N layers in whole steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     layers: Option<u32>,
 
-    /// Only the problems with these dims; if there is none, the first one with these
+    /// Only the problems with these dims; if there is none, a new problem with these
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
     dims: Vec<(String, u32)>,
 
-    /// The same for flags
+    /// Only the problems with these flags; if there is none, a new problem with these
     #[arg(long, value_delimiter = ',', value_name = "NAME=BOOL,…", value_parser = assignment::<bool>)]
     flag: Vec<(String, bool)>,
 
-    /// Element types other than the model's
+    /// Dtypes other than the model's
     #[arg(long, value_delimiter = ',', value_name = "NAME=TYPE,…", value_parser = dtype)]
     dtype: Vec<(String, Dtype)>,
 
     #[command(flatten)]
     quantize: QuantizeArgs,
 
-    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    /// Precision of activations and sums [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
-    /// Numbers of rows, whose whole steps decide too [default: those of usual steps, up to 256 sequences and prompts of
-    /// up to 4096 rows]
+    /// Row counts, also of the whole steps that decide [default: usual ones, up to 256 sequences and prompts of up to
+    /// 4096 rows]
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: Vec<u32>,
 
-    /// Which rows ops that look at positions have: each alone in its slot, or a run of one slot [default: both]
+    /// Rows for ops that depend on positions: each alone in its slot, or all of one slot [default: both]
     #[arg(long, value_enum)]
     rows: Option<Rows>,
 
@@ -144,34 +144,32 @@ pub(super) struct JobArgs {
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     context: u32,
 
-    /// Begin as if there were no rows for the arch or its family, only those for all GPUs or all hosts
+    /// Ignore tuning rows of the arch and its family; begin with those for all GPUs or all hosts
     #[arg(long)]
     generic: bool,
 
-    /// Parameters that stay as given
+    /// Parameters with a fixed value
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
     params: Vec<(String, u32)>,
 
-    /// Most parameter sets of a template that are tried for a number of rows; of more, those that promise most by what
-    /// was timed [default: 48 where ops are named, else 40, and up to 96 of problems that take much of a step; 8 and up
-    /// to 24 where times are predicted]
+    /// Most parameter sets to try per template and row count, most promising first [default: 48 with --op, else 40, and
+    /// up to 96 for problems that take much of a step; for predictions 8, and up to 24]
     #[arg(long, value_name = "N")]
     most: Option<usize>,
 
-    /// Begin nothing new after so long: `90s`, `20min`, `2h`; where whole steps decide, a third of it, at most 90
-    /// seconds, is left for them
+    /// Time limit: `90s`, `20min`, `2h`; a third of it, at most 90 seconds, is reserved for whole steps if these decide
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     within: Option<Duration>,
 
-    /// Seconds that a kernel may run before it is taken to hang
+    /// Seconds after which a kernel is considered hung
     #[arg(long, default_value_t = 120, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     deadline: u32,
 
-    /// The device: `cuda`, `hip:1`, `cpu` [default: the first that there is]
+    /// The device: `cuda`, `hip:1`, `cpu` [default: the first available]
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<Device>,
 
-    /// The device of this arch; if none is here, times are predicted
+    /// The device with this arch; if none is here, times are predicted
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 
@@ -269,7 +267,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let rows = gate::rows(&mut all, args, &setup, &mut journal, (&bar, output), until)?;
     let against = setup.held_against(is_cut);
     if is_cut && args.job.generic && decides_by_steps {
-        output.note("the search was cut short: whole steps are held against those with the arch's own rows");
+        output.note("the search was cut short: whole steps are compared with those of the arch's own rows");
     }
     let decided = match decides_by_steps && !rows.is_empty() {
         true => Some(steps::decide(rows.clone(), &setup, against, &mut journal, &bar, until, output)?),

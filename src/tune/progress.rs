@@ -1,4 +1,4 @@
-//! How it goes: a bar for those who look, a line for each piece for those who read.
+//! Progress: a bar on a terminal, a line per piece in a log.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;

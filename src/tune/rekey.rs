@@ -16,10 +16,10 @@ use kernel::tuning::{MAX_TABLE_BYTES, edit};
 use model::config::NamedShape;
 use workbench::tune::rekey::{Added, digests, rekeyed};
 
-/// Give rows the digests that their problems have since contracts got new dims or flags
+/// Update the problem digests of tuning rows after contracts got new dims or flags
 #[derive(clap::Args)]
 pub(super) struct Args {
-    /// The new names, each with the value at which all is as it was: `has_sinks=true`
+    /// The new names, each with the value that means "as before": `has_sinks=true`
     #[arg(long, required = true, value_delimiter = ',', value_name = "NAME=VALUE,…",
           value_parser = super::assignment::<String>)]
     added: Vec<Added>,
@@ -48,7 +48,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         n_all += n;
     }
     if n_all == 0 {
-        output.note(&format!("no row in `{}` is of a problem that has got these names", folder.display()));
+        output.note(&format!("no row in `{}` has a problem with these new names", folder.display()));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What came of it: a table for each number of rows where ops are named, and one of the best at the end.
+//! Prints the results: with `--op` a table for each row count, and a table of the best at the end.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// None of the candidates gives what it should.
 #[derive(Debug, thiserror::Error)]
-#[error("no kernel of `{op}` could be timed at {n_tokens} rows; the first: {first}")]
+#[error("no kernel of `{op}` could be timed at {n_tokens} rows; the first failed: {first}")]
 struct NothingTimed {
     op: String,
     n_tokens: u32,
@@ -231,7 +231,7 @@ pub(super) fn finish(all: &[Tuned], decided: Option<&Decided>, setup: &Setup, ou
     }
     if !counts.is_empty() {
         let counts: Vec<String> = counts.iter().map(|(reason, n)| format!("{n} {}", reason.name())).collect();
-        output.note(&format!("not to be used: {}", counts.join(", ")));
+        output.note(&format!("rejected: {}", counts.join(", ")));
     }
     decided.map_or(Ok(()), |decided| decided.print(output))
 }

@@ -86,7 +86,7 @@ pub(super) fn decide(
         output.note(&format!("{} rows were cut or dropped: {why}", decision.n_dropped));
     }
     for work in &decision.open {
-        output.warning(&format!("no time was left for whole steps of {}: a second `tune` goes on", work.name));
+        output.warning(&format!("no time was left for whole steps of {}; run `tune` again to continue", work.name));
     }
     Ok(Decided { decision, limits: engines.found })
 }

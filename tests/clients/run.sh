@@ -1,7 +1,7 @@
 #!/bin/sh
 # Clients that others wrote, against `gptoss-jit serve`: with scripted answers (replay.jsonl) and with the built-in model.
 #
-#   tests/clients/run.sh [NAME...]      all of them without a name; docs/serve.md has a table of them
+#   tests/clients/run.sh [NAME...]      all of them without a name; docs/clients.md has a table of them
 #
 # The program is what GPTOSS_JIT_BINARY names, else the newest in target/. Packages come from PyPI and npm into
 # target/clients (GPTOSS_JIT_CLIENTS names another folder), once. What is nobody's package is named by variables:

@@ -320,11 +320,16 @@ fn comments_fit_a_screen() {
 // ---- documents ----
 
 /// Documents whose commands are tried.
-const DOCUMENTS: [&str; 8] = [
+const DOCUMENTS: [&str; 13] = [
     "README.md",
     "CONTRIBUTING.md",
+    "tuning/README.md",
     "docs/run.md",
     "docs/many-prompts.md",
+    "docs/serve.md",
+    "docs/several-gpus.md",
+    "docs/checkpoints.md",
+    "docs/eval.md",
     "docs/status.md",
     "docs/cache.md",
     ".github/ISSUE_TEMPLATE/card.yml",

@@ -79,6 +79,18 @@ fn the_security_policy_names_files_that_exist() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
+/// The site's table of contents is made of that list: a page that is not on it is on no site.
+#[test]
+fn every_document_is_in_the_list_of_documents() {
+    let list = read("docs/README.md");
+    let files = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).expect("listed");
+    let names = files.map(|file| file.expect("listed").file_name().to_string_lossy().into_owned());
+    let documents: Vec<String> = names.filter(|name| name.ends_with(".md") && name != "README.md").collect();
+    assert!(documents.len() >= 15, "{documents:?}");
+    let missing: Vec<&String> = documents.iter().filter(|name| !list.contains(&format!("]({name})"))).collect();
+    assert!(missing.is_empty(), "not in docs/README.md: {missing:?}");
+}
+
 /// What Python's type checkers read is written by hand, beside what Rust exports.
 #[test]
 fn the_stubs_of_the_module_name_what_it_has() {

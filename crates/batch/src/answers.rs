@@ -14,11 +14,11 @@ use chat::chat_format::{AnswerEvent, AnswerParser, Purpose};
 /// How answers are written down, a line each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum OutFormat {
-    /// Token ids, separated by blanks, the stop token included
+    /// Token ids separated by blanks, including the stop token
     Ids,
     /// Text, without the stop token; line ends in it are `\n` and `\r`, backslashes `\\`
     Text,
-    /// An object: index, id, text, reasoning, ids, finish_reason, usage
+    /// A JSON object: index, id, text, reasoning, ids, finish_reason, usage
     Jsonl,
     /// OpenAI's batch files: custom_id, response, error
     Batch,
@@ -72,7 +72,7 @@ impl AnswerText {
     }
 }
 
-/// Answers of a batch.
+/// The answers of a batch, written in the order of the prompts.
 pub struct Answers<'a> {
     pub batch: &'a Batch,
     /// Their answers, each in one of these.

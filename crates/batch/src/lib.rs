@@ -1,9 +1,9 @@
-//! Many prompts in, an answer for each out, and nothing that was finished is ever lost.
+//! Answers many prompts, without losing finished answers.
 //!
-//! [`source`] finds prompts and [`request_line`] understands a line; [`plan`] makes requests of them; [`work`] runs
-//! these, as slots get free, on one device or on those of several [`replica`]s, and leaves each answer in [`records`]
-//! when it is finished; [`answers`] writes them down in the end, in the order of the prompts. A [`shard`] is a part of
-//! the prompts. What is kept of a prompt in memory is a few numbers.
+//! [`source`] finds prompts, [`request_line`] parses a line, [`plan`] makes requests. [`work`] runs them as slots
+//! become free, on one device or on several [`replica`]s, and stores each finished answer in [`records`]. [`answers`]
+//! writes all answers at the end, in the order of the prompts. A [`shard`] is a part of the prompts. A prompt takes
+//! only a few numbers of memory.
 
 pub mod answers;
 pub(crate) mod energy;
@@ -50,9 +50,7 @@ pub enum BatchError {
     #[error("could not run prompt {place}: its `custom_id`, `{id}`, is that of prompt {first} too")]
     SameId { id: String, first: Place, place: Place },
     /// An answer is recorded, to something else than what stands there now.
-    #[error(
-        "could not go on: the answer that is recorded for prompt {place} is to another prompt or with other settings"
-    )]
+    #[error("could not go on: the recorded answer to prompt {place} is for another prompt or other settings")]
     Changed { place: Place },
     /// Answers cannot be kept.
     #[error(transparent)]
@@ -85,11 +83,11 @@ impl Hint for BatchError {
             Self::SameId { .. } => Some("give each line a `custom_id` of its own".to_owned()),
             Self::Changed { .. } => Some(records::RESTART_HINT.to_owned()),
             Self::Line { source, .. } => Some(source.hint().unwrap_or_else(|| {
-                "mend the line, or have `--out-format batch` record what is wrong with it as its answer".to_owned()
+                "correct the line, or record its error as its answer with `--out-format batch`".to_owned()
             })),
             Self::Engine { source, .. } => source.hint(),
             Self::Replica { source, .. } => {
-                let goes_on = "the same command goes on from the answers that are kept";
+                let goes_on = "run the same command again to continue from the finished answers";
                 Some(source.hint().unwrap_or_else(|| goes_on.to_owned()))
             }
         }

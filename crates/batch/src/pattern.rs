@@ -1,4 +1,4 @@
-//! Names with `*`, `?` and `[…]` in them, for where no shell put files in their place.
+//! File names with `*`, `?` and `[…]` that no shell expanded.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

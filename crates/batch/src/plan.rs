@@ -18,12 +18,12 @@ use engine::scheduler::{Request, Sampling};
 /// In which order prompts are run. Answers are in the order of the prompts in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum PromptOrder {
-    /// As they stand there
+    /// As given
     #[default]
     Given,
-    /// Those that may take longest first, so that none of them is alone in the end
+    /// Longest possible first, so that none runs alone at the end
     Longest,
-    /// Those that begin alike one after the other, so that what is computed for one serves the next
+    /// Common beginnings together, so that their computation is shared
     Prefix,
 }
 

@@ -27,11 +27,10 @@ pub(crate) struct RequestLine {
     pub(crate) model: Option<String>,
 }
 
-/// What to go on from.
+/// The start of the text to generate: text, ids or a conversation.
 #[derive(Debug)]
 pub enum Prompt {
     Text(Vec<u8>),
-    /// Tokens.
     Ids(Vec<u32>),
     /// A conversation, to be answered.
     Messages(Vec<Turn>),

@@ -1,5 +1,5 @@
-//! Where prompts come from: files, a pipe, the files that a pattern names, or one text. Lines are found once and read
-//! again when their turn comes, so that what is kept of a prompt is where it lies.
+//! Sources of prompts: files, a pipe, the files that match a pattern, or one text. Lines are located once and read
+//! again when their turn comes, so only a prompt's place is kept.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -15,13 +15,13 @@ use system::foreign_text::{self, BYTE_ORDER_MARK};
 /// How prompts are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum PromptFormat {
-    /// The number of prompts on a line of its own, then one a line
+    /// The number of prompts on the first line, then one prompt per line
     Counted,
-    /// One a line, and nothing else
+    /// One prompt per line
     Lines,
-    /// An object a line: `prompt`, `messages` or `ids`, and how that one is to be answered
+    /// A JSON object per line: `prompt`, `messages` or `ids`, and optional settings
     Jsonl,
-    /// OpenAI's batch files: `custom_id`, `method`, `url` and `body` a line
+    /// OpenAI's batch files: `custom_id`, `method`, `url` and `body` per line
     Batch,
 }
 
@@ -91,7 +91,7 @@ pub enum SourceError {
     #[error("could not read prompts `{pattern}`: no file has such a name")]
     NoMatch { pattern: String },
     /// Several files, which are not alike.
-    #[error("could not read prompts: `{name}` is not written as `{other}` is")]
+    #[error("could not read prompts: `{name}` has another format than `{other}`")]
     Unlike { name: String, other: String },
 }
 
@@ -99,14 +99,14 @@ impl Hint for SourceError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::NoCount { found, .. } if found.trim_start().starts_with('{') => {
-                "`--in-format jsonl` reads an object a line, `--in-format batch` OpenAI's batch files"
+                "`--in-format jsonl` reads a JSON object per line, `--in-format batch` OpenAI's batch files"
             }
-            Self::NoCount { .. } => {
-                "put the number of prompts on a line of its own before them, or say `--in-format lines`"
+            Self::NoCount { .. } => "put the number of prompts on the first line, or use `--in-format lines`",
+            Self::Unlike { .. } => "`--in-format` sets the format of all files",
+            Self::NoMatch { .. } => {
+                "quote the pattern, so that the shell does not expand it; `*`, `?` and `[…]` match names"
             }
-            Self::Unlike { .. } => "`--in-format` says how all of them are written",
-            Self::NoMatch { .. } => "quote the pattern so that it comes here whole; `*`, `?` and `[…]` stand for names",
-            Self::LongLine { .. } => "is this a file of prompts, one a line?",
+            Self::LongLine { .. } => "is this a file of prompts, one per line?",
             Self::Encoding { encoding, .. } => {
                 return Some(format!("`iconv -f {encoding} -t UTF-8 FILE` writes it as UTF-8"));
             }

@@ -23,7 +23,7 @@ pub struct Progress {
     pub n_tokens: usize,
 }
 
-/// What a run did.
+/// Tokens, steps and times of a run.
 #[derive(Debug, Default)]
 pub struct Statistics {
     /// Tokens generated, stop tokens included.
@@ -57,13 +57,12 @@ pub struct BatchJob {
     pub request: Request,
 }
 
-/// What came of a job.
+/// The outcome of a job, with its place among the prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
     /// Which prompt, from 0.
     pub(crate) index: usize,
     pub(crate) digest: u64,
-    /// Tokens.
     pub(crate) outcome: Outcome,
     /// Seconds from when it got its slot to its first token, if there was one.
     pub first_token_s: Option<f32>,

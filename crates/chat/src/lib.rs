@@ -1,5 +1,4 @@
-//! Chats, whatever the model: what is said in them, which tools there are, and what an answer is to look like. How that
-//! becomes tokens is a chat format's matter.
+//! Chats of any model: messages, tools, and the form of an answer. A chat format turns them into tokens.
 
 pub mod chat_format;
 pub mod chat_template;
@@ -89,7 +88,7 @@ pub enum MessagePart {
 }
 
 impl MessagePart {
-    /// An answer.
+    /// A final message of the assistant with this text.
     pub fn answer(text: impl Into<String>) -> Self {
         Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }
     }

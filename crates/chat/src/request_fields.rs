@@ -1,6 +1,5 @@
-//! What becomes of the fields of OpenAI's, vLLM's, `SGLang`'s and llama.cpp's requests: a table,
-//! `request_fields.table`. Servers and files of prompts read it, so that what would change an answer and is not done is
-//! refused, whoever is asked.
+//! The fate of every field of OpenAI's, vLLM's, `SGLang`'s and llama.cpp's requests, from `request_fields.table`.
+//! Servers and files of prompts read it, so that both refuse a field that would change the answer and is not supported.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -18,7 +17,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// All of them.
+    /// Every kind of request, in the order of the table's columns.
     pub const ALL: [Self; 4] = [Self::Chats, Self::Completions, Self::Responses, Self::Files];
 }
 
@@ -35,7 +34,7 @@ pub enum Fate {
     Unknown,
 }
 
-/// A row of the table.
+/// A row of the table: a field's name, and its fate in each kind of request.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RequestField {
     pub name: &'static str,
@@ -63,7 +62,7 @@ static BY_NAME: LazyLock<HashMap<&'static str, Vec<&'static RequestField>>> = La
 });
 
 impl RequestField {
-    /// The whole table.
+    /// All rows of `request_fields.table`.
     pub fn all() -> &'static [Self] {
         &TABLE
     }
@@ -80,7 +79,7 @@ impl RequestField {
         })
     }
 
-    /// What becomes of it.
+    /// Whether a kind of request uses, refuses or ignores this field.
     pub fn fate(&self, place: Place) -> Fate {
         self.fates[place as usize]
     }

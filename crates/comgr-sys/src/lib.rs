@@ -1,5 +1,5 @@
-//! comgr, AMD's code object manager, opened with dlopen: what instructions are in an object, and which lines of its
-//! source they were. hipRTC cannot be without it, so where objects are made they can be read.
+//! comgr, AMD's code object manager, opened with dlopen: disassembles an object and finds the source line of each
+//! instruction. hipRTC needs it, so wherever objects are made they can be read.
 //!
 //! It is an LLVM in a library: use it only in a process that may die. [`sys`] has the functions.
 
@@ -31,7 +31,7 @@ pub struct Code<'a> {
     pub bytes: &'a [u8],
 }
 
-/// One instruction.
+/// A disassembled instruction with its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Instruction {
     pub address: u64,
@@ -41,7 +41,7 @@ pub struct Instruction {
     pub target: Option<u64>,
 }
 
-/// A call that failed.
+/// The name and the status of a comgr call that failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{call}` failed with status {status}")]
 pub struct ComgrError {

@@ -1,5 +1,5 @@
-//! The files that are built into the program, listed by the build script: path below the folder, and text; and places
-//! in such files, wherever they are.
+//! The built-in files, listed by the build script (path below the folder, and text), and places in such files, built in
+//! or not.
 
 mod source_file;
 

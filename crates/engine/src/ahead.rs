@@ -1,5 +1,5 @@
-//! Steps that were launched and whose tokens are not known yet. On a device that works on its own that is one while the
-//! next is launched; elsewhere a step is done when its launches return.
+//! Steps in flight: launched, with unknown tokens. An asynchronous device has one in flight while the next is launched;
+//! elsewhere a step is done when its launches return.
 
 use std::collections::VecDeque;
 

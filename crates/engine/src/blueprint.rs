@@ -84,7 +84,7 @@ pub enum BlueprintError {
     #[error(transparent)]
     Kv(#[from] KvTooLarge),
     /// The family's layer cannot be written down.
-    #[error("could not write down the forward pass")]
+    #[error("could not build the forward pass")]
     Forward(#[from] ForwardError),
 }
 

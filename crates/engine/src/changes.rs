@@ -1,5 +1,5 @@
-//! The rest of a step in which rows ask for more than a token: their logits are changed, tokens are taken, and how
-//! probable these were is looked up. What [`super::extras`] worked out goes to the device here.
+//! The second part of a step whose rows need more than a token: changes logits, takes tokens, and looks up their
+//! log-probabilities. Sends the results of [`super::extras`] to the device.
 
 use bytemuck::cast_slice;
 

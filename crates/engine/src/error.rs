@@ -16,7 +16,7 @@ pub enum EngineError {
     #[error(transparent)]
     Kv(#[from] KvTooLarge),
     /// The family's layer cannot be written down.
-    #[error("could not write down the forward pass")]
+    #[error("could not build the forward pass")]
     Forward(#[from] ForwardError),
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
@@ -31,7 +31,7 @@ pub enum EngineError {
     #[error("could not finish a step")]
     Step(#[source] gpu::GpuError),
     /// The model's sums are no numbers any more: a NaN, or beyond the largest.
-    #[error("a logit is no number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
+    #[error("a logit is not a number{}", where_.as_ref().map_or_else(String::new, |place| format!(": {place}")))]
     NotANumber {
         /// The first node of the step that gave such a thing, where it did so when the step ran again.
         where_: Option<String>,
@@ -74,13 +74,11 @@ impl Hint for EngineError {
             Self::Extras(error) => error.hint(),
             Self::Step(source) if source.is_out_of_memory() => source.hint(),
             Self::Step(_) => Some(
-                "a kernel failed before, or the GPU was lost (`sudo dmesg | grep amdgpu` knows of AMD's); \
-                     `run --profile` waits for each kernel, so that the error names it"
+                "a kernel failed before, or the GPU was lost (for AMD, see `sudo dmesg | grep amdgpu`); `run --profile` waits for each kernel, so that the error names it"
                     .into(),
             ),
             Self::NotANumber { .. } => Some(
-                "the weights hold NaN or infinity, or are of another model; `inspect` tells of the file, and \
-                 `logits --trace` of every node"
+                "the weights contain NaN or infinity, or belong to another model; `inspect` shows the file, `logits --trace` every node"
                     .into(),
             ),
             Self::Prompt(error) => error.hint(),

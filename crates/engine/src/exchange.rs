@@ -1,4 +1,4 @@
-//! Memory that several devices see, through which they tell each other how far they are, and hand over parts of sums.
+//! Memory shared by several devices: flags that tell the others how far each is, and parts of sums.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,6 @@ pub struct ExchangeSizes {
     pub sum: usize,
     /// Elements of a device's logits; 0 where each computes all of them.
     pub logits: usize,
-    /// Rows of them.
     pub logit_rows: usize,
 }
 

@@ -1,8 +1,8 @@
-//! What requests ask of the sampler beside temperature, top_k and top_p: masks, biases, penalties, `min_p` and
-//! log-probabilities. A step in which nobody asks for any of it knows nothing of this.
+//! Sampling beyond temperature, top_k and top_p: masks, biases, penalties, `min_p` and log-probabilities. Steps that
+//! need none of these skip all of it.
 //!
-//! What a row's logits are changed by depends on all tokens before it, so it is worked out when these are known, while
-//! the device computes the logits.
+//! How a row's logits change depends on all tokens before it, so it is computed when these are known, while the device
+//! computes the logits.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -31,7 +31,7 @@ pub enum ExtrasError {
     BiasId { id: u32, vocab_size: usize },
     /// Log-probabilities of too many tokens.
     #[error(
-        "a request asks for the log-probabilities of the {n} best tokens, of which {} can be had",
+        "a request asks for the log-probabilities of the {n} best tokens; at most {} are available",
         Request::MAX_LOGPROBS
     )]
     TooManyLogprobs { n: usize },
@@ -97,7 +97,6 @@ pub(super) struct ChangedLogit {
     pub(crate) id: u32,
     /// It is divided by this where it is above 0, else multiplied.
     pub(crate) divisor: f32,
-    /// This is added.
     pub(crate) bias: f32,
 }
 
@@ -457,6 +456,6 @@ mod tests {
         assert!(error(|request| request.changes.repetition_penalty = 0.0).contains("repetition penalty"));
         assert!(error(|request| request.changes.repetition_penalty = -1.0).contains("is -1,"));
         assert!(error(|request| request.changes.repetition_penalty = f32::INFINITY).contains("is inf,"));
-        assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens, of which 20"));
+        assert!(error(|request| request.n_logprobs = Some(21)).contains("21 best tokens; at most 20"));
     }
 }

@@ -55,7 +55,7 @@ use ranks::Ranks;
 use times::HostTimes;
 use watchdog::{Waiting, Watchdog};
 
-/// How a model is run.
+/// Sizes, precision and features that a model is loaded with.
 pub struct EngineOptions {
     /// Where kernels come from and run.
     pub pipeline: Pipeline,
@@ -87,7 +87,7 @@ impl Sizes {
     }
 }
 
-/// A loaded model.
+/// A loaded model with its scheduler: submit requests, run steps, take tokens.
 pub struct Engine {
     config: ModelConfig,
     /// That compute the model together.

@@ -1,4 +1,4 @@
-//! What can be wrong with a prompt, wherever it comes from: the engine, the server and batches refuse the same.
+//! Errors of a prompt; the engine, the server and batches refuse the same ones.
 
 use hint::Hint;
 

@@ -1,5 +1,5 @@
-//! A device that does not come back: whoever waits for it does so in a vendor's library, and could wait for ever.
-//! Somebody else looks at the clock.
+//! A watchdog for hanging devices: the thread that waits for a device does so in a vendor's library and could wait
+//! forever, so another thread looks at the clock.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
@@ -30,8 +30,7 @@ pub struct Hang {
 impl Hint for Hang {
     fn hint(&self) -> Option<String> {
         Some(
-            "a device that hangs is freed when its processes end; the driver's log (dmesg) may say more, and \
-             GPTOSS_JIT_STEP_TIMEOUT has a device that is only slow have more time"
+            "a device that hangs is freed when its processes end; the driver's log (dmesg) may say more. If the device is only slow, raise GPTOSS_JIT_STEP_TIMEOUT"
                 .into(),
         )
     }

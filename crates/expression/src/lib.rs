@@ -107,7 +107,7 @@ impl Expression {
         &self.text
     }
 
-    /// Where it stands.
+    /// The file and line of the expression.
     pub fn place(&self) -> &Place {
         &self.place
     }
@@ -227,7 +227,7 @@ impl Scope {
         &self.known
     }
 
-    /// A value by name.
+    /// The value of this name, if it has one.
     pub fn get(&self, name: &str) -> Option<Value> {
         self.known.get(name).cloned().or_else(|| self.scalars.get(name).map(|&value| Value::from(value)))
     }

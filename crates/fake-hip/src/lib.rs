@@ -1,6 +1,6 @@
-//! A HIP runtime for tests. Its devices are this process's memory; what it is asked to do waits until somebody waits
-//! for it, as on a GPU; it is strict where a real one would read garbage; and it fails when it is told to
-//! ([`orders`]). Only what `hip-runtime-sys` uses is here.
+//! A HIP runtime for tests. Its devices are this process's memory. Work is done only when a caller waits for it, as on
+//! a GPU. It is strict where a real one would read garbage, and fails on demand ([`orders`]). It has only what
+//! `hip-runtime-sys` uses.
 //!
 //! Every function of the C interface is `unsafe` for the reasons of the real one: pointers must be what its
 //! documentation says. Pointers that a real runtime would follow blindly are looked up instead.

@@ -118,7 +118,6 @@ impl Orders {
         }
     }
 
-    /// Bytes of a device.
     pub fn memory_bytes(&self, device: c_int) -> usize {
         of_device(&self.memory_bytes, device)
     }

@@ -1,5 +1,5 @@
-//! Who does what streams have to do: whoever waits for it. While a kernel runs, others may call, and the streams of
-//! other devices go on: what it waits for may be theirs.
+//! Runs the work of streams in the thread that waits for it. While a kernel runs, other threads may call, and other
+//! devices' streams continue, because the kernel may wait for them.
 
 use std::ffi::c_int;
 use std::ops::{Deref, DerefMut};

@@ -1,4 +1,4 @@
-//! Formats of numbers that share parameters block by block: a row for each.
+//! Block formats, whose numbers share parameters: a table with a row for each.
 //!
 //! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
 //! filled to whole blocks, and beside them every parameter, one value for each block or for each part of one. Codes of
@@ -7,7 +7,7 @@
 
 use super::Dtype;
 
-/// A format in blocks.
+/// A block format of weights: its codes, and the parameters that numbers share.
 #[derive(Debug, PartialEq, Eq)]
 pub struct BlockFormat {
     /// The type of the codes, which names the format.
@@ -111,12 +111,12 @@ impl Dtype {
 }
 
 impl BlockFormat {
-    /// All of them.
+    /// The table, a row for each format.
     pub const fn all() -> &'static [Self] {
         &FORMATS
     }
 
-    /// Numbers of a block.
+    /// Numbers in a block, the least multiple of which a row can have.
     pub const fn block_len(&self) -> usize {
         self.block[0] * self.block[1]
     }

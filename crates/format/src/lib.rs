@@ -74,7 +74,7 @@ pub enum Dtype {
 }
 
 impl Dtype {
-    /// All of them.
+    /// Every dtype, plain ones first.
     pub const ALL: [Self; 22] = [
         Self::F32,
         Self::Bf16,

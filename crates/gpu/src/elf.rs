@@ -1,5 +1,5 @@
-//! Whether an object is all there. A loader maps what the headers of an ELF file state; what lies behind the end of a
-//! file that was cut short takes the process with it when it is touched.
+//! Checks that an object is complete. A loader maps what an ELF file's headers state; touching what is beyond the end
+//! of a truncated file crashes the process.
 
 use object::LittleEndian;
 use object::elf::FileHeader64;
@@ -9,7 +9,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _, SectionHeader as _}
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ElfError {
     /// It is no ELF file of 64 bits, or its headers are beyond its end.
-    #[error("it is no whole ELF file: {0}")]
+    #[error("it is not a complete ELF file: {0}")]
     Header(object::Error),
     /// Something that it states to hold is beyond its end.
     #[error("it is cut short: its {what} {index} ends at byte {end}, and it has {len_bytes} bytes")]

@@ -47,7 +47,7 @@ pub enum GpuError {
     #[error("there is no device {device}: the {runtime} finds {n_devices}")]
     NoDevice { runtime: Runtime, device: String, n_devices: usize },
     /// What a device says of itself cannot be.
-    #[error("{device}: what the runtime says cannot be: the {what} is {found}")]
+    #[error("{device}: the runtime reports an impossible {what}: {found}")]
     Nonsense {
         /// Whose runtime said it.
         runtime: Runtime,
@@ -225,41 +225,37 @@ impl Hint for GpuError {
             ),
             Self::Unusable { runtime, tried } => match tried.attempts.iter().find_map(Attempt::missing_library) {
                 Some(missing) => format!(
-                    "install the package that has `{missing}`, of the same release; `ldd` of the library says what else \
-                     it lacks"
+                    "install the package that has `{missing}`, of the same release; `ldd` shows what else the library lacks"
                 ),
                 None => format!("`{}` names another `{}` or its folder", runtime.variable(), runtime.names().library),
             },
             Self::Deadly { cure, .. } => cure.clone(),
             Self::NoDevice { n_devices: 0, .. } => "`gptoss-jit doctor` says why".into(),
             Self::NoDevice { .. } => "`gptoss-jit devices` lists what there is".into(),
-            Self::TooMuch { .. } => "what a block may have is in the `[target]` table of `tuning/<arch>.toml`".into(),
+            Self::TooMuch { .. } => "the `[target]` table of `tuning/<arch>.toml` has the limits of a block".into(),
             Self::Nonsense { runtime, .. } => format!(
-                "this runtime may be of a version that nobody tried; name another with `{}`",
+                "this version of the runtime may be untested; name another with `{}`",
                 runtime.variable()
             ),
             Self::NoBinary { device, object_arch, device_arch, .. }
                 if device.starts_with("hip") && object_arch == device_arch =>
             {
-                "this HIP runtime may be older than what hipRTC makes: `gptoss-jit doctor` says which of each was found; \
-                 `GPTOSS_JIT_HIPRTC` and `GPTOSS_JIT_HIP` name those of one release"
+                "this HIP runtime may be older than what hipRTC makes: `gptoss-jit doctor` shows which were found; set `GPTOSS_JIT_HIPRTC` and `GPTOSS_JIT_HIP` to those of one release"
                     .into()
             }
             Self::NoBinary { device, object_arch, .. } if device.starts_with("hip") => format!(
-                "`--device {device}@ARCH` says what to compile for; where a driver knows no better, `HSA_OVERRIDE_GFX_VERSION` \
-                 makes it treat the chip as a {object_arch}"
+                "`--device {device}@ARCH` sets the arch to compile for; for an older driver, `HSA_OVERRIDE_GFX_VERSION` makes it treat the chip as a {object_arch}"
             ),
             Self::Unreachable { .. } => {
                 "`nvidia-smi topo -p2p rw` or `rocm-smi --showtopoaccess` shows which devices see each other; `run -m \
-                 getp -g N` has a copy of the model on each of several GPUs, which need not"
+                 getp -g N` runs a copy of the model on each of several GPUs, without this"
                     .into()
             }
             Self::Call { .. } if self.is_out_of_memory() => {
-                "another program may have taken the memory: `--memory` leaves it some".into()
+                "another program may have taken the memory; `--memory` reserves some for it".into()
             }
             Self::Call { source, .. } if matches!(source.call, "hipStreamSynchronize" | "cuStreamSynchronize") => {
-                "a kernel failed before, or the GPU was lost (`sudo dmesg | grep amdgpu` knows of AMD's); `run --profile` waits \
-                 for each kernel, so that the error names it"
+                "a kernel failed before, or the GPU was lost (for AMD, see `sudo dmesg | grep amdgpu`); `run --profile` waits for each kernel, so that the error names it"
                     .into()
             }
             _ => return None,

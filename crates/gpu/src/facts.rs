@@ -1,4 +1,4 @@
-//! What GPUs are used through, and what a GPU says of itself, whoever made it.
+//! Runtimes of GPUs, and the facts that a GPU reports, for every vendor.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ impl Runtime {
     /// All of them, in the order in which devices are listed.
     pub const ALL: [Self; 2] = [Self::Hip, Self::Cuda];
 
-    /// What it is called.
+    /// Names of the runtime, its library and its variable, for messages.
     pub const fn names(self) -> RuntimeNames {
         match self {
             Self::Hip => RuntimeNames {

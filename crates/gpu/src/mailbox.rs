@@ -1,4 +1,4 @@
-//! What a device copied out, to be read when it is done and not before.
+//! Data that a device copies out, readable only when the copy is done.
 
 use crate::GpuError;
 

@@ -170,7 +170,6 @@ enum Found {
     Round(u64),
     /// A step, whose first round may come soon.
     Step,
-    /// That all is over.
     End,
 }
 

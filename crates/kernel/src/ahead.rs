@@ -45,7 +45,7 @@ impl TargetKernels {
         Ok(Self { target, kernels: Vec::new(), known: BTreeSet::new() })
     }
 
-    /// How many there are.
+    /// Number of kernels.
     pub fn len(&self) -> usize {
         self.kernels.len()
     }
@@ -55,7 +55,7 @@ impl TargetKernels {
         self.kernels.is_empty()
     }
 
-    /// The target id.
+    /// The id of the target that the kernels are for.
     pub fn target(&self) -> &str {
         &self.target.target
     }

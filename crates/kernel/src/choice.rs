@@ -25,7 +25,7 @@ pub struct Choice {
     pub why: Why,
 }
 
-/// What decided.
+/// The tuning row or priority that decided a choice.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Why {
     /// A row of a tuning table.
@@ -62,7 +62,7 @@ pub struct Rankings {
 
 /// A problem for which there is no kernel.
 #[derive(Debug, thiserror::Error)]
-#[error("no kernel could be had for `{}`", problem.ops.join("+"))]
+#[error("no kernel is available for `{}`", problem.ops.join("+"))]
 pub struct NoKernel<E: std::error::Error + 'static> {
     pub problem: Box<Problem>,
     /// Why its first choice does not serve, or why there is none.
@@ -77,7 +77,7 @@ pub enum NotFused {
     #[error("no tuning row for the run applies")]
     NoRow,
     /// A row says that they are to be done one by one.
-    #[error("the row {place} has them done one by one")]
+    #[error("the row {place} says `apart`: its ops run one by one")]
     Apart {
         /// `file:line`.
         place: String,
@@ -89,7 +89,7 @@ pub enum NotFused {
         reasons: Vec<String>,
     },
     /// No kernel for it could be had.
-    #[error("no kernel for it could be had")]
+    #[error("no kernel for it is available")]
     Refused,
 }
 
@@ -165,12 +165,12 @@ impl Chooser {
         Ok(Self { library, tables, target })
     }
 
-    /// The templates.
+    /// The templates to choose from.
     pub fn library(&self) -> &Library {
         &self.library
     }
 
-    /// The tuning tables.
+    /// The tuning tables that decide.
     pub fn tables(&self) -> &TuningTables {
         &self.tables
     }

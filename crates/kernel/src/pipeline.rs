@@ -1,5 +1,5 @@
-//! The sentence that is the program: a template is chosen, rendered, keyed, compiled or found in the cache, and
-//! loaded. What the graph asks, and all it asks.
+//! The whole way of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
+//! graph calls nothing else.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -63,7 +63,7 @@ pub enum PipelineError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The object is not what its contract says, or uses more than its template allows.
-    #[error("the object of kernel `{label}` is not to be used")]
+    #[error("the object of kernel `{label}` cannot be used")]
     Object {
         label: String,
         /// What is wrong with it.
@@ -110,7 +110,7 @@ impl Hint for PipelineError {
             Self::Object { source, .. } => source.hint(),
             Self::Load { source, .. } => source
                 .hint()
-                .or_else(|| Some("`gptoss-jit cache verify` checks what is kept; `cache clear` starts anew".into())),
+                .or_else(|| Some("`gptoss-jit cache verify` checks the cache; `cache clear` empties it".into())),
         }
     }
 }
@@ -354,7 +354,7 @@ impl<T> Attempt<T> {
         let failed = self.choices[self.at].template.label();
         self.at += 1;
         if let Some(next) = self.choices.get(self.at) {
-            tracing::warn!("`{failed}` is passed over for `{}`: {}", next.template.label(), chain(&error));
+            tracing::warn!("`{failed}` is replaced by `{}`: {}", next.template.label(), chain(&error));
             self.first_error.get_or_insert(error);
             return Ok(());
         }

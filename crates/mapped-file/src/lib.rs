@@ -1,6 +1,6 @@
-//! Files of others: opened as regular files only, mapped read-only into memory, as reference-counted [`Bytes`] whose
-//! slices keep the mapping alive, or read whole up to a bound. And memory of its own for what is made of such slices,
-//! and what the heap keeps.
+//! Foreign files: only regular ones are opened. They are mapped read-only, as reference-counted [`Bytes`] whose slices
+//! keep the mapping alive, or read whole up to a bound. Also: memory for what is made from such slices, and the heap's
+//! settings.
 
 #![allow(unsafe_code)]
 

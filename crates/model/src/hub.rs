@@ -18,23 +18,23 @@ pub enum NotInHub {
     #[error("there is no file or folder `{id}`, and no model of this id in Hugging Face's cache: looked for `{}`", looked_for.display())]
     Model { id: String, looked_for: PathBuf },
     /// There is no telling which revision it is.
-    #[error("Hugging Face's cache has a folder for `{id}` and no `{}`, which says which revision of it is here", reference.display())]
+    #[error("Hugging Face's cache has a folder for `{id}`, but no `{}`, which names its revision", reference.display())]
     Reference { id: String, reference: PathBuf },
     /// The revision has no files.
-    #[error("Hugging Face's cache has a folder for `{id}` and nothing of its revision: there is no `{}`", snapshot.display())]
+    #[error("Hugging Face's cache has a folder for `{id}`, but not its revision: there is no `{}`", snapshot.display())]
     Snapshot { id: String, snapshot: PathBuf },
     /// A name without its owner.
-    #[error("there is no file or folder `{name}`, and a model's id has an owner")]
+    #[error("there is no file or folder `{name}`; a model's id is OWNER/NAME")]
     NoOwner { name: String },
     /// A folder of the cache that is not there.
-    #[error("there is no folder `{name}`, as Hugging Face's cache names that of `{id}`")]
+    #[error("there is no folder `{name}`, which is the name of `{id}` in Hugging Face's cache")]
     NoFolder { name: String, id: String },
     /// A folder of what is added to a model.
-    #[error("`{}` is a LoRA adapter, which is no model", folder.display())]
+    #[error("`{}` is a LoRA adapter, not a model", folder.display())]
     Adapter { folder: PathBuf },
     /// There is no telling where the cache is.
     #[error(
-        "there is no file or folder `{id}`, and no telling where Hugging Face's cache is: neither `HF_HUB_CACHE`, `HF_HOME` nor a home folder"
+        "there is no file or folder `{id}`, and Hugging Face's cache is unknown: there is no `HF_HUB_CACHE`, no `HF_HOME` and no home folder"
     )]
     Cache { id: String },
 }
@@ -43,8 +43,8 @@ impl Hint for NotInHub {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::NoOwner { name } => format!("give the owner too, as in `openai/{name}`, or a path"),
-            Self::NoFolder { id, .. } => format!("give the id, `{id}`, which is found where the cache is"),
-            Self::Adapter { .. } => "merge it into its base model first: peft's `merge_and_unload` does".to_owned(),
+            Self::NoFolder { id, .. } => format!("give the id, `{id}`: the cache is searched for it"),
+            Self::Adapter { .. } => "merge it into its base model first, with peft's `merge_and_unload`".to_owned(),
             Self::Model { id, .. } | Self::Cache { id } => {
                 format!("{} downloads it; this program never does", fetches(id))
             }

@@ -1,4 +1,4 @@
-//! What goes wrong, and what Python sees of it.
+//! Errors, as Python sees them.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -1,8 +1,8 @@
 //! The engine as a module of Python, `gptoss_jit._engine`: loading, requests and logits. What people call is written in
 //! Python above it (`python/gptoss_jit/`).
 //!
-//! The interpreter's lock is released while a model is loaded and while a step runs, so that other threads of Python
-//! go on, and submit requests of their own: all that are there share every step.
+//! The interpreter's lock is released while a model is loaded and while a step runs, so that other Python threads
+//! continue and submit requests; all requests share every step.
 
 mod error;
 mod loading;

@@ -1,4 +1,4 @@
-//! The requests of all threads of Python: one of them runs a step for all, and each takes what is its own.
+//! The requests of all Python threads: one thread runs a step for all, and each takes its own results.
 
 use std::collections::HashMap;
 
@@ -90,7 +90,6 @@ impl Requests {
         Ok(())
     }
 
-    /// Ends a request.
     pub(crate) fn cancel(&mut self, number: usize) {
         if let Some(asked) = self.asked.get(&number) {
             self.engine.cancel(asked.id);

@@ -1,4 +1,4 @@
-//! What an op is asked and what it should give, and how references read and write that.
+//! An op's inputs and expected outputs, and how references read and write them.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -88,7 +88,6 @@ fn decoded_row(format: &BlockFormat, codes: &[f64], parameters: &[&[f64]], k: us
     numbers
 }
 
-/// Codes of a row.
 fn row_of(format: &BlockFormat, k: usize) -> usize {
     let [rows, columns] = format.block;
     assert_eq!(rows, 1, "no format with a decoder has blocks of several rows");

@@ -1,4 +1,4 @@
-//! What every op should give: plain loops in f64, written from the formulas, and valid random inputs for them.
+//! The reference of every op: plain f64 loops written from the formulas, and valid random inputs.
 //!
 //! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
 //! shapes and layouts. [`dense`], [`attention`], [`moe`], [`collective`], [`logits`], [`sample`], [`peak`] and

@@ -137,7 +137,7 @@ impl Tensor {
         self.dtype
     }
 
-    /// The elements.
+    /// The elements in row-major order.
     pub fn values(&self) -> &[f64] {
         match &self.elements {
             Elements::Held(values) => values,
@@ -145,7 +145,7 @@ impl Tensor {
         }
     }
 
-    /// How many there are.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         match &self.elements {
             Elements::Held(values) => values.len(),

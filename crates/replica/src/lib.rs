@@ -14,7 +14,7 @@ pub use parent::{Listening, Replica, ReplicaError, Start};
 
 use engine::scheduler::{LogitChanges, PromptLogprobs, Request, Sampling};
 
-/// What a child says.
+/// A message from a child process, one line of JSON.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub enum Line<T> {
     /// It is there, every second, whatever it does.

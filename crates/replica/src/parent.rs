@@ -148,7 +148,7 @@ impl Replica {
         line
     }
 
-    /// Gives it an order.
+    /// Sends a line to the child.
     pub fn order(&self, line: Vec<u8>) {
         let _ = self.orders.send(line); // one that is gone is heard of
     }

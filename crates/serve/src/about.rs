@@ -1,5 +1,5 @@
-//! What routers, harnesses and benchmarks of other servers ask: of the server, of its load, of its tokenizer, and what
-//! a chat comes to as tokens.
+//! Endpoints of other servers for routers, test harnesses and benchmarks: the server, its load, its tokenizer, and a
+//! chat's tokens.
 
 use std::sync::Arc;
 

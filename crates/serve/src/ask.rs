@@ -1,4 +1,4 @@
-//! What both chat APIs ask for in the same words: how tokens are chosen, how long to think, how many of them.
+//! Fields that both chat APIs share: sampling, reasoning effort, token limits.
 
 use serde_json::{Map, Value};
 

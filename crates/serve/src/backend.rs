@@ -1,4 +1,4 @@
-//! What makes tokens, as the endpoints see it: the engine's thread, or a script.
+//! The source of tokens, as endpoints see it: the engine's thread, or a script.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ pub trait Backend: Send + Sync {
     /// [`Refused`], at once: nothing was queued.
     fn submit(&self, request: Request) -> Result<Generation, Refused>;
 
-    /// What is served.
     fn model(&self) -> &ModelFacts;
 
     /// How much there is to do.

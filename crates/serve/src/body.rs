@@ -368,7 +368,6 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     Ok(value)
 }
 
-/// As [`parse`].
 fn of_serde(path: &str, error: &serde_json::Error) -> ApiError {
     let text = error.to_string();
     // serde_json's words end in a place of the bytes, which the path says better.

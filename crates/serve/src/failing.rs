@@ -1,4 +1,4 @@
-//! That a backend can go on no more, and whoever waits for that.
+//! The failure of a backend, and the tasks that wait for it.
 
 use std::sync::{Mutex, PoisonError};
 

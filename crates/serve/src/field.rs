@@ -1,5 +1,5 @@
-//! A value of a request and where it stands in it: reading it either gives what is wanted, or an error that names the
-//! place and what was found there.
+//! A value of a request with its place: reading it gives the value, or an error that names the place and what was
+//! found.
 
 use std::ops::RangeInclusive;
 

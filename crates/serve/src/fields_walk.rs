@@ -11,7 +11,6 @@ use crate::responses::request::ResponsesRequest;
 use chat::AssistantMessage;
 use chat::request_fields::{Fate, Place, RequestField};
 
-/// Knows nothing.
 struct Nothing;
 
 impl KnownItems for Nothing {

@@ -140,7 +140,6 @@ fn regex(field: &Field) -> Result<TextFormat, ApiError> {
     Ok(written(field, TextInput::Regex(field.text()?.to_owned())))
 }
 
-/// One of some texts.
 fn choice(field: &Field) -> Result<TextFormat, ApiError> {
     let texts = field.list()?;
     if texts.is_empty() {

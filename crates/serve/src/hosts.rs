@@ -1,4 +1,4 @@
-//! For which hosts requests are answered.
+//! Which host names are served.
 //!
 //! A page of another site may have its own name resolve to a loopback address (DNS rebinding): its requests then come
 //! here, and its browser takes them for requests to that site. They still name it, in `Host`. So a server that only
@@ -27,7 +27,7 @@ impl Default for Hosts {
     }
 }
 
-/// A host, or several.
+/// Host names to accept: one, a domain with its subdomains, or all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Allowed {
     All,

@@ -1,5 +1,4 @@
-//! Ids of requests, answers and items: random for whoever does not know this process's secret, and never the same
-//! twice.
+//! Ids of requests, answers and items: unpredictable without this process's secret, and unique.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};

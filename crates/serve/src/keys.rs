@@ -1,4 +1,4 @@
-//! Who may ask, and how often: API keys, held as digests and compared in constant time, and the limits of each.
+//! API keys, stored as digests and compared in constant time, and the limits of each.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

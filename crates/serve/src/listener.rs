@@ -1,4 +1,4 @@
-//! Connections: who is let in, how long what may take, and how they end.
+//! Connections: admission, time limits, and shutdown.
 
 use std::convert::Infallible;
 use std::io;

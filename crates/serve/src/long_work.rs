@@ -15,7 +15,7 @@ pub(crate) const LONG_TEXT_BYTES: usize = 1 << 15;
 /// Most tasks at a time, on machines of many cores.
 const MAX_PLACES: usize = 8;
 
-/// Where it is done.
+/// Threads for encoding long texts and compiling grammars.
 #[derive(Debug)]
 pub struct LongWork {
     places: Arc<Semaphore>,

@@ -1,4 +1,4 @@
-//! A map that forgets: what was not used for longest, beyond a count, a sum of bytes or an age.
+//! A map with limits of count, bytes and age; it drops the least recently used entries.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, HashMap};

@@ -4,10 +4,8 @@ use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, SeqAccess, Unexpected, Visitor};
 
-/// Most of them.
 const MAX_PROMPTS: usize = 1024;
 
-/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Prompt {
     Text(String),

@@ -1,5 +1,5 @@
-//! A backend that needs no model: it says what a file says. For those who debug a client, and for outputs that no model
-//! can be made to write.
+//! A backend that answers from a script instead of a model: to debug clients, and to test outputs that no model can be
+//! made to write.
 //!
 //! The file has a JSON object on each line, the script of an answer:
 //!

@@ -14,7 +14,7 @@ use chacha20poly1305::{XChaCha20Poly1305, XNonce};
 use super::history::Scope;
 use chat::{AssistantMessage, MessagePart};
 
-/// The key.
+/// The key that seals reasoning for clients to carry.
 pub struct Seal {
     cipher: XChaCha20Poly1305,
 }

@@ -335,7 +335,7 @@ fn is_hosted(kind: &str) -> bool {
     let Some(known) = HOSTED.into_iter().find(is_dated) else { return false };
     let mut warned = WARNED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if !warned.contains(&known) {
-        tracing::warn!("tools of type `{known}` are left out: this server has none of its own");
+        tracing::warn!("tools of type `{known}` are dropped: this server has no hosted tools");
         warned.push(known);
     }
     true

@@ -13,7 +13,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Address space of the process, of which its program takes a part.
 const MEMORY_BYTES: u64 = 512 << 20;
 
-/// Stack of the work.
+/// The stack of a bounded process, in bytes.
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// Processor time that the process may take.
@@ -66,7 +66,7 @@ pub enum BoundedError {
     #[error("it takes longer than {SECONDS} s")]
     Time,
     /// It ended in another way.
-    #[error("the process that was to do it gave no answer ({status}): {printed}")]
+    #[error("the process for it gave no answer ({status}): {printed}")]
     Ended {
         status: ExitStatus,
         /// The beginning of what it printed.

@@ -18,7 +18,10 @@ pub struct Pointer {
 
 impl Hint for Pointer {
     fn hint(&self) -> Option<String> {
-        Some("`git lfs pull` in its folder downloads the file, and all others; `git lfs install` does so in later clones".into())
+        Some(
+            "`git lfs pull` in its folder downloads all such files; after `git lfs install`, clones do so themselves"
+                .into(),
+        )
     }
 }
 

@@ -59,7 +59,7 @@ pub struct Rank {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LauncherError {
     /// One of a pair is missing.
-    #[error("{launcher} is half there: {set} is set and {missing} is not")]
+    #[error("{launcher}'s environment is incomplete: {set} is set, but {missing} is not")]
     Incomplete { launcher: &'static str, set: &'static str, missing: &'static str },
     #[error("{variable} is `{found}`, expected a whole number")]
     NoNumber { variable: &'static str, found: String },
@@ -72,7 +72,9 @@ pub enum LauncherError {
 
 impl Hint for LauncherError {
     fn hint(&self) -> Option<String> {
-        Some("unset them, or say `--shard I/N`, which overrules all launchers; `--shard 0/1` is a run alone".into())
+        Some(
+            "unset them, or use `--shard I/N`, which overrides launchers; `--shard 0/1` is a run without shards".into(),
+        )
     }
 }
 
@@ -151,8 +153,11 @@ mod tests {
     #[test]
     fn variables_that_do_not_go_together_are_named() {
         let error = |variables: &[(&str, &str)]| rank_of(variables).expect_err("wrong").to_string();
-        assert_eq!(error(&[("RANK", "1")]), "torchrun is half there: RANK is set and WORLD_SIZE is not");
-        assert_eq!(error(&[("PMI_SIZE", "2")]), "PMI is half there: PMI_SIZE is set and PMI_RANK is not");
+        assert_eq!(error(&[("RANK", "1")]), "torchrun's environment is incomplete: RANK is set, but WORLD_SIZE is not");
+        assert_eq!(
+            error(&[("PMI_SIZE", "2")]),
+            "PMI's environment is incomplete: PMI_SIZE is set, but PMI_RANK is not"
+        );
         assert_eq!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]), "RANK is `x`, expected a whole number");
         let beyond = error(&[("RANK", "2"), ("WORLD_SIZE", "2")]);
         assert!(beyond.starts_with("RANK is 2 and WORLD_SIZE 2: "), "{beyond}");

@@ -79,7 +79,7 @@ pub(super) fn run(file: &Path, device: &Device, seconds: u32, output: &Output) -
 
 /// A GPU that was to be reported on and is not there.
 #[derive(Debug, thiserror::Error)]
-#[error("there is no device {device} here: these are there: {}", here.join(", "))]
+#[error("there is no device {device} here, only {}", here.join(", "))]
 struct Absent {
     device: String,
     here: Vec<String>,

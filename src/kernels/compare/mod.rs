@@ -42,7 +42,6 @@ use workbench::tune::rows::{DOUBT, NOISE};
 /// How long the cases of a precision may take.
 const WITHIN: Duration = Duration::from_secs(1);
 
-/// How long one may.
 const DEADLINE: Duration = Duration::from_secs(20);
 
 /// What a last cache holds where no table says it, in bytes.
@@ -50,14 +49,14 @@ const CACHE_BYTES: usize = 256 << 20;
 
 #[derive(clap::Args)]
 pub(super) struct CompareArgs {
-    /// A kernel: a template's file or `OP/VARIANT`, perhaps with parameters: `linear/gemv:tile_n=4,waves=2`; or tuning
-    /// tables: a folder, or `today` for those without it
+    /// A kernel: a template's file or `OP/VARIANT`, optionally with parameters: `linear/gemv:tile_n=4,waves=2`; or
+    /// tuning tables: a folder, or `today` for the present ones
     a: String,
 
-    /// What it is compared with, of the same kind
+    /// The other one, of the same kind
     b: String,
 
-    /// The GPU, which need not be here: times are predicted then
+    /// The GPU; if it is not here, times are predicted
     #[arg(long, value_name = "ARCH", required_unless_present = "device")]
     arch: Option<String>,
 
@@ -65,15 +64,15 @@ pub(super) struct CompareArgs {
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<Device>,
 
-    /// The model whose shapes are meant
+    /// The model whose shapes are used
     #[arg(long, value_enum, default_value = "gpt-oss-20b")]
     model: NamedShape,
 
-    /// At these numbers of rows
+    /// Row counts
     #[arg(long, value_delimiter = ',', value_name = "N,…", default_value = "1,32", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     tokens: Vec<u32>,
 
-    /// The rows are of one prompt, instead of one of each sequence (kernels)
+    /// Rows belong to one prompt, instead of one row per sequence (kernels)
     #[arg(long)]
     prompt: bool,
 
@@ -81,7 +80,7 @@ pub(super) struct CompareArgs {
     #[arg(long, default_value_t = 1024, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=131_072))]
     context: u32,
 
-    /// Also predict whole steps with either in the place of what runs there today (kernels)
+    /// Also predict whole steps with either kernel instead of today's (kernels)
     #[arg(long, requires = "arch", conflicts_with = "prompt")]
     steps: bool,
 
@@ -106,7 +105,6 @@ struct Found {
     uses: Option<[u32; 4]>,
     /// Microseconds, and how far the middle half of them is apart.
     time: Option<(f64, f64)>,
-    /// Why there is none.
     why: Option<String>,
 }
 

@@ -55,7 +55,6 @@ impl Step {
     }
 }
 
-/// All of them.
 pub(super) fn table(steps: &[Step], noise: f64, output: &Output) -> anyhow::Result<()> {
     if steps.is_empty() {
         return Ok(());

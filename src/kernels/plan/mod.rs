@@ -31,22 +31,22 @@ pub(super) struct PlanArgs {
     #[command(flatten)]
     model: ModelArgs,
 
-    /// The device that would run it [default: the one that `run` takes]
+    /// The device that would run the model [default: as `run`]
     #[arg(long, value_name = "DEVICE", conflicts_with = "arch")]
     device: Option<Device>,
 
-    /// A target that need not be here: `gfx1100`, `sm_90`, `sim:gfx1100`, `x86-64-v3`
+    /// A target, here or not: `gfx1100`, `sm_90`, `sim:gfx1100`, `x86-64-v3`
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 
     #[command(flatten)]
     source: SourceArgs,
 
-    /// How exactly sums are done [default: f32 for checkpoints that store f32, else bf16]
+    /// Precision of activations and sums [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
-    /// Layers, from the last on, whose experts this machine's processor computes from main memory
+    /// Last N layers whose experts this machine's processor computes from main memory
     #[arg(long, default_value_t = 0, value_name = "N")]
     n_cpu_moe: usize,
 
@@ -57,15 +57,15 @@ pub(super) struct PlanArgs {
     #[arg(short, long, default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65_536))]
     batch: u32,
 
-    /// Only what does these ops
+    /// Only kernels of these ops
     #[arg(long, value_delimiter = ',', value_name = "OP,…")]
     op: Vec<String>,
 
-    /// Only these numbers of rows
+    /// Only these row counts
     #[arg(long, value_delimiter = ',', value_name = "N,…", value_parser = clap::value_parser!(u32).range(1..))]
     tokens: Vec<u32>,
 
-    /// All reasons: every candidate, every row that applies, every run that is not fused
+    /// All reasons: every candidate, every tuning row that applies, every run that is not fused
     #[arg(long)]
     why: bool,
 }

@@ -1,4 +1,4 @@
-//! What the model says in one turn, as it comes.
+//! The model's answer in one turn, as it arrives.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! What a line at the terminal asks for that is no message.
+//! Commands that are typed at the terminal instead of messages.
 
 use std::path::Path;
 
@@ -9,12 +9,12 @@ use chat::Turn;
 
 /// A command, and what it does.
 pub(super) const COMMANDS: [(&str, &str); 9] = [
-    ("/help", "what there is"),
-    ("/clear", "forget what was said"),
+    ("/help", "list the commands"),
+    ("/clear", "start a new conversation"),
     ("/drop N", "forget the oldest N messages and their answers, to make room; without a number, one"),
     ("/save FILE", "write the conversation to a file"),
-    ("/load FILE", "go on from a file"),
-    ("/system TEXT", "tell the model how to be; without a text, show what it was told"),
+    ("/load FILE", "continue a conversation from a file"),
+    ("/system TEXT", "set the system message; without a text, show it"),
     ("/regenerate", "another answer to the last message"),
     ("/stats", "tokens and times so far"),
     ("/quit", "end the chat, as ctrl-d does"),
@@ -70,7 +70,7 @@ impl Chat<'_> {
             }
             "/system" => {
                 self.system = Some(argument.to_owned());
-                self.output.aside("told, from the next message on");
+                self.output.aside("applies from the next message on");
             }
             "/regenerate" => self.regenerate()?,
             "/stats" => self.stats(),

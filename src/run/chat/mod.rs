@@ -32,7 +32,7 @@ use hint::Hint;
 /// Flags of chat alone.
 #[derive(clap::Args, Debug)]
 pub(crate) struct ChatArgs {
-    /// Show what the model thinks before it answers, dimmed (chat)
+    /// Show the model's reasoning, dimmed (chat)
     #[arg(long)]
     pub(crate) show_reasoning: bool,
 }

@@ -1,4 +1,4 @@
-//! What a run is held against: tokens a second that its device cannot pass.
+//! The upper bound of a run's tokens per second on its device.
 
 use super::super::limits_of;
 use crate::output::Output;

@@ -22,10 +22,10 @@ pub(crate) enum NotMerged {
 impl Hint for NotMerged {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::NoShards { .. } => "give the flags of the run, `-o` or `--records` above all".to_owned(),
+            Self::NoShards { .. } => "give the flags of the run, especially `-o` or `--records`".to_owned(),
             Self::Missing { shards, .. } => {
                 let runs: Vec<String> = shards.iter().map(|shard| format!("`--shard {shard}`")).collect();
-                format!("the run with {} goes on from the answers that it has; then merge again", runs.join(" and "))
+                format!("the run with {} continues from its finished answers; then merge again", runs.join(" and "))
             }
         })
     }

@@ -43,42 +43,42 @@ use system::launcher::{self, Rank};
 /// Flags of getp alone.
 #[derive(clap::Args, Debug)]
 pub(crate) struct GetpArgs {
-    /// How prompts are written (getp) [default: as the file's name says: .jsonl and .ndjson hold objects, OpenAI's
-    /// batch lines or our own; .lines one prompt a line; all others, and stdin, are counted]
+    /// Format of the prompts (getp) [default: by the file name: .jsonl and .ndjson are jsonl or batch; .lines is lines;
+    /// others, and stdin, are counted]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) in_format: Option<PromptFormat>,
 
-    /// How answers are written (getp) [default: ids; jsonl and batch for prompts that are]
+    /// Format of the answers (getp) [default: ids; jsonl and batch like their prompts]
     #[arg(long, value_enum, value_name = "FORMAT")]
     pub(crate) out_format: Option<OutFormat>,
 
-    /// In which order prompts are run (getp); answers are in the order of the prompts in any case [default: given]
+    /// Order in which prompts run (getp); answers are always in the order of the prompts [default: given]
     #[arg(long, value_enum)]
     pub(crate) order: Option<PromptOrder>,
 
-    /// Where finished answers are kept until all are there (getp) [default: beside `-o`, as FILE.records]
+    /// File that keeps finished answers until the run is complete (getp) [default: FILE.records beside `-o`]
     #[arg(long, value_name = "FILE")]
     pub(crate) records: Option<PathBuf>,
 
-    /// Forget the answers of a run that was ended before, and begin anew (getp)
+    /// Discard the answers of an interrupted run, and start over (getp)
     #[arg(long)]
     pub(crate) restart: bool,
 
-    /// Only every N-th prompt, from the I-th on, counted from 0 (getp): the part of one of N machines. `gptoss-jit
-    /// merge` writes the answers of all [default: as srun, mpirun or torchrun say; without them all prompts]
+    /// Only every N-th prompt, from the I-th on, counted from 0 (getp): the share of one of N machines. `gptoss-jit
+    /// merge` writes all answers [default: from srun, mpirun or torchrun; else all prompts]
     #[arg(long, value_name = "I/N")]
     pub(crate) shard: Option<Shard>,
 
-    /// On so many GPUs of this machine at a time, from `--device` on (getp): each has the whole model, and gets a
-    /// prompt whenever one of its slots is free; `-b` counts the slots of one [default: 1]
+    /// Run N copies of the model, one per GPU from `--device` on (getp). Each gets a prompt when one of its slots is
+    /// free; `-b` is per copy [default: 1]
     #[arg(short = 'g', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub(crate) ranks: Option<u32>,
 
-    /// Is one of those, for the process that started it: LONGEST/MEAN/PROMPTS
+    /// This process is a copy of `-g`: LONGEST/MEAN/PROMPTS
     #[arg(long, hide = true)]
     pub(crate) replica: Option<Extent>,
 
-    /// What the run did, in figures, as a JSON file (getp)
+    /// Write statistics of the run into a JSON file (getp)
     #[arg(long, value_name = "FILE")]
     pub(crate) metrics: Option<PathBuf>,
 }
@@ -119,7 +119,7 @@ pub(super) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let batch = batch(args, &checkpoint, tokenizer, source, records.header(), shard)?;
     let n_resumed = records.n_done();
     if n_resumed > 0 {
-        output.note(&format!("note: {n_resumed} of {} answers are there from before", batch.len()));
+        output.note(&format!("note: {n_resumed} of {} answers were finished before", batch.len()));
     }
     let keeps_errors = format == OutFormat::Batch;
     let survey = batch.survey(&records, args.getp.order.unwrap_or_default(), keeps_errors)?;

@@ -1,4 +1,4 @@
-//! How far a run is: a line that is written over on a terminal, and one a minute in a log.
+//! Progress of a run: one updating line on a terminal, one line per minute in a log.
 
 use std::time::{Duration, Instant};
 

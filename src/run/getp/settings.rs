@@ -1,5 +1,4 @@
-//! What answers depend on beside their prompts: a run goes on from the answers of another only if all of it is the
-//! same.
+//! Settings that answers depend on: a run continues from recorded answers only if all of them are equal.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -110,7 +110,7 @@ fn an_interrupted_download_says_what_completes_it() {
     refused(&snapshot, &format!("1 of the 4 files that the index names are not there: `{SHARD}`; the download `"));
     refused(&snapshot, "blob-of-model-00002-of-00004.incomplete` is not complete");
     refused(&snapshot, "hint: `hf download openai/gpt-oss-20b --exclude \"*/*\"` fetches what is missing");
-    refused(&incomplete, "the file is what a download left that is not complete");
+    refused(&incomplete, "the file is an incomplete download");
     refused(&incomplete, "hint: `hf download openai/gpt-oss-20b");
     // Before the index is there, and before anything is.
     cache.interrupt("model.safetensors.index.json");

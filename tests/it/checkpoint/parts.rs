@@ -165,7 +165,7 @@ fn parts_that_are_not_of_one_model_are_refused() {
         |whole, folder, n| drop(put(folder, 3, &whole.part(2, 3, n, n - 1..n))),
         &format!("the key `split.tensors.count` is {n}, expected "),
     );
-    with(|whole, folder, n| drop(put(folder, 3, &whole.part(2, 3, n, 4..n))), "which is there already");
+    with(|whole, folder, n| drop(put(folder, 3, &whole.part(2, 3, n, 4..n))), "a duplicate");
     let folder = tempfile::tempdir().expect("a folder");
     let parts = whole.write(folder.path(), 4);
     put(folder.path(), 2, &whole.part(1, 4, n, 4..5));

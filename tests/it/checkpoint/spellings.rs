@@ -168,15 +168,15 @@ fn what_others_quantised_is_refused_by_its_name() {
         let mut config: Value = serde_json::from_slice(&fs::read(&path).expect("copied")).expect("JSON");
         config["quantization_config"] = json!({"quant_method": method, "bits": 4});
         fs::write(&path, config.to_string()).expect("written");
-        refused(folder.path(), &format!("could not read weights that {name} quantised, which"));
-        refused(folder.path(), "hint: take the model's BF16 or F16 files");
+        refused(folder.path(), &format!("could not read weights that {name} quantised, as"));
+        refused(folder.path(), "hint: use the model's BF16 or F16 files");
     }
     for (suffix, name) in [(".qzeros", "AWQ"), (".g_idx", "GPTQ"), (".weight.absmax", "bitsandbytes")] {
         let folder = copy_of("hf-bf16");
         respell(&folder.path().join("model.safetensors"), |name, _| {
             (name == "model.layers.1.self_attn.o_proj.bias").then(|| format!("model.layers.1.self_attn.o_proj{suffix}"))
         });
-        let expected = format!("{name} quantised, which a tensor `model.layers.1.self_attn.o_proj{suffix}` tells");
+        let expected = format!("{name} quantised, as a tensor `model.layers.1.self_attn.o_proj{suffix}` shows");
         refused(folder.path(), &expected);
     }
 }

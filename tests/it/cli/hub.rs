@@ -140,9 +140,9 @@ fn a_folder_without_its_revision_says_so() {
     let inspect = || run(&[("HF_HUB_CACHE", cache.folder.path())], &["inspect", ID]).fails_with_hint(1);
     fs::rename(cache.snapshot(), cache.snapshot().with_file_name("4567")).expect("there");
     let stderr = inspect();
-    assert!(stderr.contains("nothing of its revision: there is no `") && stderr.contains("0123abcd`"), "{stderr}");
+    assert!(stderr.contains("but not its revision: there is no `") && stderr.contains("0123abcd`"), "{stderr}");
     fs::remove_file(cache.blobs().with_file_name("refs").join("main")).expect("there");
     let stderr = inspect();
-    assert!(stderr.contains("refs/main`, which says which revision of it is here"), "{stderr}");
+    assert!(stderr.contains("refs/main`, which names its revision"), "{stderr}");
     assert!(stderr.contains("hint: name a folder of its `snapshots`"), "{stderr}");
 }

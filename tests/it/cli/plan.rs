@@ -345,7 +345,10 @@ fn a_template_whose_op_is_fused_is_told_and_a_row_has_the_ops_done_apart() {
     let norm = at(&plan, ".attn.norm", 1)[0];
     assert_eq!(norm["template"], "rmsnorm/mine");
     let why = norm["unfused"].as_array().expect("a list").iter().map(|run| run["why"].clone()).collect::<Vec<_>>();
-    assert_eq!(why, [json!(format!("the row {}/host.toml:6 has them done one by one", own.path("tuning")))]);
+    assert_eq!(
+        why,
+        [json!(format!("the row {}/host.toml:6 says `apart`: its ops run one by one", own.path("tuning")))]
+    );
     assert_eq!(own.warnings(), Vec::<String>::new());
 }
 

@@ -46,9 +46,9 @@ fn a_nan_or_an_infinity_in_a_weight_ends_a_run_with_the_node_that_made_the_first
             let ran = run(&args);
             assert_eq!(ran.code, 1, "{value} in {weight}: {}", ran.stderr);
             let expected = format!("which `{node}");
-            let is_told = ran.stderr.contains("error: a logit is no number: the first is in `");
+            let is_told = ran.stderr.contains("error: a logit is not a number: the first is in `");
             assert!(is_told && ran.stderr.contains(&expected), "{value} in {weight}: {}", ran.stderr);
-            assert!(ran.stderr.contains("\nhint: the weights hold NaN"), "{}", ran.stderr);
+            assert!(ran.stderr.contains("\nhint: the weights contain NaN"), "{}", ran.stderr);
         }
     }
 }

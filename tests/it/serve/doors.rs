@@ -350,7 +350,7 @@ fn what_a_client_writes_is_not_in_the_log() {
     server.signal();
     let log = server.ended().1;
     assert!(!log.contains("secret"), "{log}");
-    assert!(log.contains("tools of type `web_search` are left out"), "{log}");
+    assert!(log.contains("tools of type `web_search` are dropped"), "{log}");
     assert!(log.lines().all(|line| line.len() < 400), "{log}");
 }
 

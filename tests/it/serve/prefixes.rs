@@ -115,12 +115,12 @@ fn files_that_are_not_as_they_were_written_are_named_and_not_used() {
     let files: Vec<PathBuf> = kept.files().into_keys().collect();
     type Damage = (&'static str, fn(&mut Vec<u8>));
     let damages: [Damage; 4] = [
-        ("its digest is not that of its bytes", |bytes| {
+        ("its digest does not match its bytes", |bytes| {
             let at = bytes.len() / 2;
             bytes[at] ^= 1;
         }),
         ("bytes, expected", |bytes| bytes.truncate(bytes.len() - 1)),
-        ("it is no file of kept prefixes", |bytes| bytes.truncate(40)),
+        ("it is not a prefix file", |bytes| bytes.truncate(40)),
         ("it is of another model", |bytes| bytes[8] ^= 1),
     ];
     for (why, damage) in damages {
@@ -143,7 +143,7 @@ fn files_that_are_not_as_they_were_written_are_named_and_not_used() {
     let foreign = files[0].with_file_name("thesis.txt");
     fs::write(&foreign, "x".repeat(500)).expect("written");
     let (again, log) = kept.asked(&[], std::slice::from_ref(&body));
-    assert!(log.contains("thesis.txt`: it is no file of kept prefixes") && foreign.exists(), "{log}");
+    assert!(log.contains("thesis.txt`: it is not a prefix file") && foreign.exists(), "{log}");
     assert_eq!(again[0], (first[0].0.clone(), 128));
 }
 

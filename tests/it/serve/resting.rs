@@ -49,7 +49,7 @@ fn a_model_that_nobody_asks_gives_its_memory_back_and_comes_back_with_the_same_w
     server.signal();
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(0), "{log}");
-    assert_eq!(log.matches("the model is unloaded, since nobody asked").count(), 2, "{log}");
+    assert_eq!(log.matches("the idle model is unloaded").count(), 2, "{log}");
 }
 
 #[test]

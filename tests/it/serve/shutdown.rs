@@ -95,7 +95,7 @@ fn a_server_whose_engine_fails_tells_all_who_wait_and_ends_with_an_error() {
     assert_eq!(reply.fails(503).0, "engine_failed");
     let (status, log) = server.ended();
     assert_eq!(status.code(), Some(1), "{log}");
-    assert!(log.contains("error: the engine failed: a logit is no number") && log.contains("\nhint: "), "{log}");
+    assert!(log.contains("error: the engine failed: a logit is not a number") && log.contains("\nhint: "), "{log}");
 }
 
 #[test]

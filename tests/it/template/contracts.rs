@@ -240,6 +240,6 @@ fn the_plan_gives_launches_the_same_zeros_again_and_again() {
     };
     assert_eq!(generate("0").ok().text(), "AaAbAcAdAeAf\n");
     let ran = generate("7"); // what one launch leaves the next one finds
-    let is_told = ran.stderr.contains("a logit is no number: the first is in `block.0.attn.out.y`");
+    let is_told = ran.stderr.contains("a logit is not a number: the first is in `block.0.attn.out.y`");
     assert!(ran.code == 1 && is_told, "{}", ran.stderr);
 }

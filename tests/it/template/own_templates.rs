@@ -184,7 +184,7 @@ fn a_template_that_is_not_c_gives_way_to_the_next_or_is_an_error() {
         let ran = workshop.run(&[]).ok();
         assert_eq!(ran.text(), TEXT);
         let expected =
-            "warning: `embedding/more` is passed over for `embedding/rows`: could not compile kernel `embedding/more`";
+            "warning: `embedding/more` is replaced by `embedding/rows`: could not compile kernel `embedding/more`";
         assert!(ran.stderr.contains(expected), "{}", ran.stderr);
         check_place(&ran.stderr);
     }

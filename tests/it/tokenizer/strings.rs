@@ -190,7 +190,7 @@ fn pieces_are_a_tokenizer_of_every_command_and_of_texts_that_begin_with_a_token(
     assert_eq!(run(&["tokenize", "-z", &small, "-i", text]).ok().text(), line);
     assert_eq!(run_with_stdin(&["decode", "-z", &small], line.as_bytes()).ok().text(), format!("{text}\n"));
     let stderr = run(&["tokenize", "-z", &small, "--split", "llama3", "-i", "x"]).fails_with_hint(1);
-    assert!(stderr.contains("`--split` has no place"), "{stderr}");
+    assert!(stderr.contains("`--split` does not apply"), "{stderr}");
 
     // The file has no word of it: llama.cpp's way is to begin with `<s>`.
     let gguf = Gguf::open(&path("pieces.gguf")).expect("read").expect("GGUF");

@@ -97,10 +97,10 @@ const CARDS: [Card; 15] = [
         arch: "gfx1151",
         hip: "6.1",
         memory_gib: 104,
-        more: "Of its memory 104 GiB are the GPU's here: below stands how to give it so much. 20b fits from 16 GB on.",
+        more: "Assumes that the GPU has 104 GiB of its memory; see below. 20b fits from 16 GB on.",
         ..CARD
     },
-    Card { name: "Radeon 780M", arch: "gfx1103", more: "It has what it is lent of main memory, 16 GiB here.", ..CARD },
+    Card { name: "Radeon 780M", arch: "gfx1103", more: "Its memory is main memory, 16 GiB here.", ..CARD },
     Card {
         name: "Instinct MI210; a die of MI250",
         arch: "gfx90a",

@@ -26,10 +26,10 @@ pub enum RecordsError {
     #[error("could not go on from `{}`: it holds no records of this program", path.display())]
     NoRecords { path: PathBuf },
     /// It is of a run with other settings.
-    #[error("could not go on from `{}`: its {n_done} answers are with other settings: {}", path.display(), differences.join(", "))]
+    #[error("could not go on from `{}`: its {n_done} answers have other settings: {}", path.display(), differences.join(", "))]
     OtherSettings { path: PathBuf, n_done: usize, differences: Vec<String> },
     /// It answers prompts that are not there.
-    #[error("could not go on from `{}`: it answers prompt {index}, and there are {n}", path.display())]
+    #[error("could not go on from `{}`: it has an answer to prompt {index}, but there are only {n}", path.display())]
     TooMany {
         path: PathBuf,
         /// From 1.
@@ -41,7 +41,7 @@ pub enum RecordsError {
 impl Hint for RecordsError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Io { .. } => "answers that are kept already stay; the same command goes on from them",
+            Self::Io { .. } => "finished answers are kept; run the same command again to continue",
             Self::Busy { .. } => "wait for it, or name another file with `-o` or `--records`",
             Self::NoRecords { .. } => "name another file with `--records`",
             Self::OtherSettings { .. } | Self::TooMany { .. } => RESTART_HINT,

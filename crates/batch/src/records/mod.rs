@@ -1,8 +1,8 @@
-//! Answers that are finished, one self-contained line each, kept from the moment they are.
+//! A file of finished answers, one self-contained line each, written as soon as they are finished.
 //!
-//! A line is written with one call of the system, so that whatever ends the program leaves whole lines, and at most a
-//! torn one at the end, which is dropped when the file is opened again. Only a power failure can take lines that were
-//! not synced to the disk yet; those that it left damaged are not taken for answers.
+//! One system call writes a line. So a killed program leaves whole lines, and at most a torn last one, which is dropped
+//! when the file is opened again. Only a power failure can lose lines that were not synced to the disk yet; damaged
+//! lines are not read as answers.
 
 mod error;
 
@@ -43,7 +43,7 @@ const BEGINNING: &[u8] = b"{\"gptoss_jit_records\":";
 /// The version of this format.
 pub const VERSION: u32 = 1;
 
-/// An answer.
+/// A finished answer, as one line of the file of records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record<T = Outcome> {
     /// Which prompt, from 0.
@@ -58,7 +58,6 @@ pub struct Record<T = Outcome> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Outcome {
-    /// Tokens.
     Answered {
         /// Tokens of the prompt.
         prompt_tokens: usize,
@@ -466,9 +465,7 @@ mod tests {
         let mut other = header(5);
         other.settings.insert("precision".into(), "bf16".into());
         let error = Records::open(&path, other.clone(), 3, false).expect_err("another precision");
-        assert!(
-            error.to_string().ends_with("its 1 answers are with other settings: `precision` was \"f32\", is \"bf16\"")
-        );
+        assert!(error.to_string().ends_with("its 1 answers have other settings: `precision` was \"f32\", is \"bf16\""));
         assert!(error.hint().expect("a hint").contains("--restart"));
         assert!(matches!(Records::open(&path, header(5), 2, false), Err(RecordsError::TooMany { index: 3, n: 2, .. })));
         assert_eq!(Records::open(&path, other, 3, true).expect("forgotten").n_done(), 0);

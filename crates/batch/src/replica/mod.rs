@@ -17,7 +17,7 @@ use engine::Engine;
 use engine::scheduler::Figures;
 use replica::WireRequest;
 
-/// A job, in a line.
+/// A job for a replica, as one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Sent {
     index: usize,
@@ -60,7 +60,7 @@ pub struct BatchReplicaReady {
     pub kernels: [usize; 3],
 }
 
-/// What an engine did.
+/// The tokens, steps and times of one engine's share of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Did {
     pub steps: usize,

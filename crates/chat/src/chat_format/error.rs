@@ -27,7 +27,6 @@ pub enum ChatFormatError {
         /// Those that it lacks.
         names: Vec<&'static str>,
     },
-    /// A file of marks.
     #[error(transparent)]
     Markup(#[from] MarkupError),
     /// A template was asked for.
@@ -89,7 +88,7 @@ impl Hint for ChatFormatError {
             Self::Markup(error) => error.hint(),
             Self::Template(error) => error.hint(),
             Self::OnlyTemplate(ChatTemplateError::Unclear { .. }) => {
-                Some("the template looks for signs that the message has: leave them out".into())
+                Some("the template searches for markers that the message contains: remove them".into())
             }
             Self::OnlyTemplate(ChatTemplateError::Tokenizer(error)) | Self::Tokenizer(error) => error.hint(),
             Self::OnlyTemplate(_) => None,

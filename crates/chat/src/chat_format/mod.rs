@@ -105,7 +105,7 @@ impl From<Option<Reasoning>> for Thinking {
     }
 }
 
-/// A prompt.
+/// Token ids to start from, and what the format says about them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prompt {
     pub ids: Vec<u32>,

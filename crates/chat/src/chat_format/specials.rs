@@ -1,5 +1,5 @@
-//! What a checkpoint's files say of special tokens: which end a sequence, whatever the model writes, and which begin
-//! and end one in a chat template's words. The only place that says it.
+//! Special tokens of a checkpoint: those that end a sequence, and those that begin and end one in a chat template. No
+//! other module decides this.
 
 use std::path::{Path, PathBuf};
 

@@ -12,7 +12,6 @@ use super::methods::{blanks, centred};
 /// The widest indentation of JSON.
 const MAX_INDENT: usize = 16;
 
-/// Adds them.
 pub(super) fn add_to(environment: &mut Environment<'_>) {
     minijinja_contrib::add_to_environment(environment); // `joiner` and filters that are as Jinja's
     environment.add_function("cycler", |items: Rest<Value>| cycler(items.to_vec()));

@@ -2,10 +2,10 @@
 //! `apply_chat_template` does: `messages`, `add_generation_prompt`, `raise_exception` and `strftime_now`, Jinja's
 //! filters and tests (`filters`), Python's methods of strings, lists and maps (`methods`), blocks trimmed.
 //!
-//! A template is somebody else's program, so it runs in a process with bounds on memory, stack and time
-//! ([`system::bounded_process`]). It sees what messages say. Names of special tokens that the template writes are those
-//! tokens; those that a message says are text, so nobody ends a message by writing `<|end|>`. `whose` tells the two
-//! apart; where that cannot be told, there is no prompt but an error.
+//! A template is foreign code, so it runs in a process with bounds on memory, stack and time
+//! ([`system::bounded_process`]). It sees the messages' text. Names of special tokens that the template writes become
+//! tokens; names in a message stay text, so that no message can end itself with `<|end|>`. `whose` distinguishes the
+//! two; if it cannot, the result is an error instead of a prompt.
 
 mod filters;
 mod json;
@@ -113,7 +113,7 @@ pub enum ChatTemplateError {
     /// It is longer than any.
     #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
     TooLong {
-        /// Its length.
+        /// In bytes.
         found: usize,
     },
     /// It is not what the language allows.
@@ -126,7 +126,7 @@ pub enum ChatTemplateError {
     #[error("could not run the chat template")]
     Bounds(#[from] BoundedError),
     /// The process that rendered it did not answer as it should.
-    #[error("the process that renders the chat template answered nonsense")]
+    #[error("the process that renders the chat template gave an invalid answer")]
     Answer(#[source] serde_json::Error),
     /// A special token that may be the template's or words of a message.
     #[error("cannot tell whether `{name}` in the prompt is the chat template's own or a message's")]
@@ -141,7 +141,7 @@ impl Hint for ChatTemplateError {
         match self {
             Self::Tokenizer(source) => source.hint(),
             Self::Unclear { .. } => Some(
-                "the template looks for signs that the message has: leave them out, or use `--chat-format harmony`"
+                "the template searches for markers that the message contains: remove them, or use `--chat-format harmony`"
                     .into(),
             ),
             _ => Some("`--chat-format harmony` leaves it alone".into()),

@@ -1,11 +1,11 @@
-//! Which characters of a prompt are a message's, and which the template's own.
+//! Decides which characters of a prompt come from messages, and which from the template.
 //!
-//! A template may cut, split and replace what a message says, so its text cannot be searched for in the prompt. Instead
-//! the prompt is rendered again of messages whose characters are masked, each by one character. Where such a prompt is
-//! as long as the true one and differs from it in masks alone, the masks are the characters that came from messages. A
-//! template that looks for words in a message may take another way when they are masked, so there are masks of less:
-//! of signs alone, which names of special tokens have and words do not, and of bars, which most names have and tags
-//! like `</think>` do not. What they leave open is closed by rules on the safe side: see [`Whose::origin`].
+//! A template may cut, split and replace a message's text, so searching the prompt for it fails. Instead the prompt is
+//! rendered again with masked messages, each character replaced by one mask character. If that prompt has the same
+//! length and differs only in masks, these are the characters that came from messages. A template that searches
+//! messages for words may behave differently when they are masked. So there are weaker masks: only of punctuation,
+//! which names of special tokens contain and words do not, and only of bars, which most names contain and tags like
+//! `</think>` do not. Conservative rules decide the rest: see [`Whose::origin`].
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! Tokens that may not come whatever a grammar says: all but some, and words.
+//! Tokens that are forbidden whatever a grammar allows: all but some, and words.
 
 use std::sync::Arc;
 

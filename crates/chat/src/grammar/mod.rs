@@ -1,9 +1,9 @@
-//! Grammars: which tokens may come next, so that headers, calls and JSON are what they should be.
+//! Grammars: which tokens may come next, so that headers, calls and JSON are valid.
 //!
-//! One grammar holds a whole generation, its headers included: masks on the content alone would forbid the model to
-//! think, or forget to begin. How it is laid out is the chat format's matter ([`Layout`]), what it is made of is in
-//! [`written`]. [`Grammars`] compiles grammars with `llguidance` over the tokenizer's
-//! `vocabulary`, once for all requests that want the same, and gives a [`TokenMask`] for each request.
+//! One grammar covers a whole generation, headers included: masks on the content alone would forbid reasoning, or not
+//! know where content begins. The chat format decides its layout ([`Layout`]); [`written`] has its parts. [`Grammars`]
+//! compiles grammars with `llguidance` over the tokenizer's `vocabulary`, once for all equal requests, and gives each
+//! request a [`TokenMask`].
 
 mod limits;
 mod mask;
@@ -126,7 +126,7 @@ pub enum GrammarError {
     #[error("a tool must be called, and there is none")]
     NoTools,
     /// A tool must be called where the answer has begun.
-    #[error("a tool must be called, and the prompt already stands in the answer")]
+    #[error("a tool must be called, but the prompt already begins the answer")]
     NoRoomForCalls,
     /// The format has no calls.
     #[error("calls of tools cannot be enforced: the model's chat format has no form for them")]
@@ -139,7 +139,7 @@ pub enum GrammarError {
         "the grammar has {found} bytes, with the schemas of all tools and of the answer; at most {MAX_TEXT_BYTES} are compiled"
     )]
     TooLong {
-        /// Its length.
+        /// In bytes.
         found: usize,
     },
     /// Compiling it takes too much memory, time or stack.
@@ -159,15 +159,17 @@ pub enum GrammarError {
 impl Hint for GrammarError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Tool { .. } => Some("change the schema, or leave out `strict`: then any JSON object is taken".into()),
-            Self::Text { .. } => Some("change the grammar, or take any text: a format of type `text`".into()),
+            Self::Tool { .. } => {
+                Some("change the schema, or leave out `strict`: then any JSON object is accepted".into())
+            }
+            Self::Text { .. } => Some("change the grammar, or accept any text: a format of type `text`".into()),
             Self::Format { .. } => Some("change it, or ask for `json_object`".into()),
             Self::ToolName { .. } => {
-                Some("names have 1 to 256 bytes, without white space and without `<`, `{`, `[` and `\"`".into())
+                Some("names have 1 to 256 bytes, without white space and `<`, `{`, `[` and `\"`".into())
             }
-            Self::NoRoomForCalls => Some("let the model reason, or let it choose whether to call".into()),
+            Self::NoRoomForCalls => Some("allow reasoning, or do not require a call".into()),
             Self::TooLong { .. } => {
-                Some("shorten the schemas and grammars; tools without `strict` need none here".into())
+                Some("shorten the schemas and grammars; tools without `strict` need no grammar".into())
             }
             Self::TooComplex { .. } => Some("simplify the schema, its patterns or the grammar".into()),
             Self::NoSuchTool { .. }

@@ -1,5 +1,5 @@
-//! Patterns with look-ahead at their beginning, as zod and pydantic write them, without: `^(?!A)B$` is all that `B`
-//! matches and `A` does not begin. What that leaves is found as an automaton, and written down again as a pattern.
+//! Rewrites patterns that begin with a look-ahead, as zod and pydantic write them: `^(?!A)B$` is everything that `B`
+//! matches and that does not begin with `A`. The difference is computed as an automaton and written as a pattern again.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,5 +1,5 @@
-//! Schemas of clients, as the engine of grammars takes them: what only annotates is left out, what it does not know and
-//! can be said otherwise is said so, and what is wrong is told with its place.
+//! Converts clients' schemas for the grammar engine: drops annotations, rewrites unsupported keywords where possible,
+//! and reports errors with their place.
 
 use serde_json::{Map, Value, json};
 

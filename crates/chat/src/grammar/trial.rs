@@ -1,9 +1,9 @@
-//! Grammars that clients write, tried in a process with bounds before they are compiled here.
+//! Tries clients' grammars in a bounded process before they are compiled here.
 //!
-//! A few lines can ask for all memory, minutes of time or more stack than a thread has: `a?` ten thousand times, forty
-//! patterns of which all must hold, rules that go on in rules. Some of it is only found out by doing it, so a process
-//! of its own does it first ([`system::bounded_process`]): it compiles the grammar and goes a way through it, over a
-//! vocabulary of single bytes, which is made quickly. What takes too much there is refused.
+//! A few lines can take all memory, minutes of time or more stack than a thread has: `a?` ten thousand times, forty
+//! patterns that must all hold, nested rules. Only trying shows some of it, so a separate process does it first
+//! ([`system::bounded_process`]): it compiles the grammar and walks through it, over a vocabulary of single bytes,
+//! which is quick to make. A grammar that takes too much there is refused.
 
 use std::io;
 use std::path::Path;

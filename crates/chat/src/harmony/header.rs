@@ -1,4 +1,4 @@
-//! The header of a message, read word by word, whatever a model makes of it.
+//! Reads a message's header word by word, however malformed it is.
 //!
 //! `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}<|message|>`: all but the role is
 //! optional, the recipient stands in any part, the mark before the type may be missing. What is none of these is a word

@@ -17,7 +17,7 @@ pub use crate::{FUNCTIONS, Reasoning, ResponseFormat, TextInput, Tool, is_tool_n
 use hint::Hint;
 use model::tokenizer::{Tokenizer, TokenizerError};
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Identity, dates, reasoning effort, channels: see [`SystemMessage`].
@@ -182,7 +182,7 @@ pub struct SystemMessage {
 }
 
 impl SystemMessage {
-    /// The message.
+    /// The system message with this text.
     pub fn message(&self) -> Message {
         Message::new(Role::System, self.text())
     }

@@ -1,8 +1,8 @@
 //! What a model writes, token by token, as messages.
 //!
-//! A sampled model can write anything, so nothing here is an error. What breaks the format is read as it was most
-//! likely meant, and counted ([`Repair`]); special tokens are never text. With the message that ends a turn the parser
-//! is [over](HarmonyParser::is_over).
+//! A sampled model can write anything, so nothing here is an error. Violations of the format are read as they were most
+//! likely meant, and counted ([`Repair`]); special tokens never become text. After the message that ends a turn the
+//! parser is [over](HarmonyParser::is_over).
 
 use std::mem;
 

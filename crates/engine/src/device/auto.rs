@@ -1,8 +1,8 @@
-//! `--device auto`: the GPU with the most compute that the model fits on; else the one with the most that all but its
-//! experts fit on, which the processor then computes; or else this machine's cores.
+//! `--device auto`: the GPU with the most compute that the model fits on. If there is none: the GPU with the most
+//! compute that everything except experts fits on, with the experts on the processor; else this machine's cores.
 //!
-//! Compute is what the matrix units of all compute units do in a second, if the tables say that of every GPU that is
-//! here; where they leave one out, it is the number of compute units.
+//! Compute is the speed of all matrix units if the tables have it for every GPU here; otherwise it is the number of
+//! compute units.
 
 use std::sync::Arc;
 
@@ -45,7 +45,6 @@ pub struct DeviceChoice {
 /// What a model wants of a device, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Its weights.
     pub model_bytes: usize,
     /// Those that only the device can have.
     pub least_bytes: usize,
@@ -54,7 +53,6 @@ pub struct Wanted {
 }
 
 impl Default for Wanted {
-    /// Any device will do.
     fn default() -> Self {
         Self { model_bytes: 0, least_bytes: 0, most_bytes: usize::MAX }
     }
@@ -143,10 +141,7 @@ impl DeviceChoice {
         }
         if let Some(largest) = self.too_small.iter().max_by_key(|gpu| gpu.free_bytes) {
             let weights = human_bytes(self.model_bytes as u64);
-            tracing::warn!(
-                "the weights take {weights}, and {} is the most there is: the cpu is used",
-                largest.description
-            );
+            tracing::warn!("the cpu is used: the weights take {weights}, more than {} has", largest.description);
         }
         for obstacle in &self.obstacles {
             tracing::warn!("the cpu is used: {}; {}", obstacle.what, obstacle.hint);

@@ -69,11 +69,11 @@ impl Hint for DeviceError {
         match self {
             Self::Gpu(error) => error.hint(),
             Self::Target(error) => error.hint(),
-            Self::Seed { .. } => Some("unset it to run blocks, waves and lanes one after the other".into()),
-            Self::Graphs { .. } => Some("unset it to have steps that come again replayed as graphs".into()),
-            Self::NoneOfArch { arch, .. } => Some(format!(
-                "`gptoss-jit kernels check --arch {arch} --speed` predicts how long kernels' loops take there"
-            )),
+            Self::Seed { .. } => Some("unset it to run blocks, waves and lanes in order".into()),
+            Self::Graphs { .. } => Some("unset it to replay repeated steps as graphs".into()),
+            Self::NoneOfArch { arch, .. } => {
+                Some(format!("`gptoss-jit kernels check --arch {arch} --speed` predicts kernel times there"))
+            }
         }
     }
 }

@@ -150,7 +150,6 @@ pub struct Node {
     pub scalars: BTreeMap<String, u32>,
     /// What `n_tokens` is.
     pub rows: Rows,
-    /// Who computes it.
     pub place: Place,
 }
 

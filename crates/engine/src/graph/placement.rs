@@ -9,7 +9,6 @@ use model::family::Family;
 /// Who computes a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
-    /// The device.
     #[default]
     Device,
     /// This machine's cores.
@@ -35,7 +34,6 @@ pub enum Streaming {
     Measured,
     /// Those that take in prompts and have so many tokens or more.
     From(usize),
-    /// None.
     Never,
 }
 

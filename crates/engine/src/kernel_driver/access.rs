@@ -1,4 +1,4 @@
-//! Whether this process may open a device file, and whom it belongs to where it may not.
+//! Whether this process may open a device file; if not, who owns it.
 
 use std::fs::{self, OpenOptions};
 use std::io;

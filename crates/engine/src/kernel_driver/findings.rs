@@ -1,4 +1,4 @@
-//! What keeps GPUs that the machine has from being used, and what to do about it.
+//! Why GPUs of this machine cannot be used, and what to do about it.
 
 use std::{env, fs};
 
@@ -55,7 +55,7 @@ impl KernelDriver {
             found.push(DriverFinding::new(what, format!("`sudo modprobe amdgpu`; {NEWER_KERNEL}")));
             return found;
         }
-        found.extend(self.file_finding("dev/kfd", "the driver's door for computing", &self.kfd));
+        found.extend(self.file_finding("dev/kfd", "the driver's compute device", &self.kfd));
         if self.gpus.is_empty() {
             found.push(match self.n_hidden {
                 0 => DriverFinding::new("amdgpu is loaded, and computes on no GPU", NEWER_KERNEL),
@@ -187,7 +187,7 @@ impl KernelDriver {
             Access::Missing => ("is not there".to_owned(), CONTAINER.to_owned()),
             Access::Container => ("may not be opened in this container".to_owned(), CONTAINER.to_owned()),
             Access::Group(group) => (
-                format!("may not be opened: it belongs to the group `{group}`, in which you are not"),
+                format!("cannot be opened: it belongs to the group `{group}`, but you do not"),
                 if self.is_container {
                     format!("start the container with `--group-add {group}` (a number, where it has no such name)")
                 } else {

@@ -1,5 +1,5 @@
-//! What AMD's kernel driver, amdgpu, says of the machine in sysfs, and whether this process may use it: which chips are
-//! there, whatever a HIP runtime finds of them. Only reads; no library is opened. [`findings`] says what is wrong.
+//! What AMD's kernel driver, amdgpu, reports in sysfs: which chips the machine has, whether or not a HIP runtime finds
+//! them, and whether this process may use them. Only reads files; opens no library. [`findings`] lists problems.
 //!
 //! Every path is below a root folder, `/` on a real machine.
 

@@ -42,7 +42,7 @@ impl KernelDriver {
         let chips: Vec<String> = self.gpus.iter().map(|gpu| format!("node {} is a {}", gpu.node, gpu.arch)).collect();
         let chips = chips.join(" and ");
         let line =
-            |one: &str| format!("`{one}` is ignored: {chips}, and kernels are compiled for what a chip is; unset it");
+            |one: &str| format!("`{one}` is ignored: {chips}, and kernels are compiled for the actual chip; unset it");
         ignored.unwrap_or_default().split_whitespace().map(line).collect()
     }
 }

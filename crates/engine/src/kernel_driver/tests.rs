@@ -232,8 +232,9 @@ fn overrides_that_hide_a_chip_are_found_and_told_with_the_chip() {
     let told = driver.ignored_overrides(Some("HSA_OVERRIDE_GFX_VERSION=11.0.0"));
     assert_eq!(
         told,
-        ["`HSA_OVERRIDE_GFX_VERSION=11.0.0` is ignored: node 1 is a gfx1151 and node 2 is a gfx1100, and kernels are \
-             compiled for what a chip is; unset it"]
+        [
+            "`HSA_OVERRIDE_GFX_VERSION=11.0.0` is ignored: node 1 is a gfx1151 and node 2 is a gfx1100, and kernels are compiled for the actual chip; unset it"
+        ]
     );
     assert_eq!(driver.ignored_overrides(None), Vec::<String>::new());
 }

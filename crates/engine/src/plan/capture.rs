@@ -19,7 +19,7 @@ pub struct Capture {
     take: Box<dyn FnOnce(CapturedLaunch) + Send>,
 }
 
-/// A launch that was.
+/// A launch of a step with everything that it read and wrote.
 #[derive(Clone, Debug)]
 pub struct CapturedLaunch {
     /// The node, or the fused nodes joined by ` + `.
@@ -37,7 +37,7 @@ pub struct CapturedLaunch {
     pub args: Vec<CapturedArg>,
 }
 
-/// The bytes of one.
+/// One argument of a captured launch, with its bytes before and after.
 #[derive(Clone, Debug)]
 pub struct CapturedArg {
     pub name: String,

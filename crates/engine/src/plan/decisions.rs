@@ -21,7 +21,6 @@ pub struct Decision {
     pub nodes: Range<usize>,
     /// Which rows of a step are counted.
     pub rows: Rows,
-    /// Who computes it.
     pub place: Place,
     /// In steps of this kind.
     pub step: StepKind,
@@ -79,7 +78,7 @@ impl Decisions {
         &self.rankings.distinct[decision.ranking].0.problem
     }
 
-    /// Its choices.
+    /// The candidates of a decision, with their reasons.
     pub fn ranking(&self, decision: &Decision) -> &Ranking {
         &self.rankings.distinct[decision.ranking].1
     }

@@ -1,4 +1,4 @@
-//! What crosses from the device to the processor before a segment of the processor's, and back behind it.
+//! Transfers from the device to the processor before a segment of the processor, and back after it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What every step is told anew: tensors side by side, so that one copy brings them all.
+//! A step's inputs: tensors side by side, so that one copy transfers them all.
 
 use gpu::{ALIGNMENT_BYTES, BufferView};
 

@@ -44,7 +44,6 @@ pub struct MemoryPlan {
 pub struct HostPlan {
     /// Layers whose experts it computes, and those that have any.
     pub n_layers: [usize; 2],
-    /// Their weights.
     pub weights: usize,
     /// Those of them that are used where a file is mapped.
     pub weights_in_place: usize,
@@ -70,7 +69,7 @@ impl HostPlan {
     }
 }
 
-/// It does not fit.
+/// The memory plan of a model that exceeds its device.
 #[derive(Debug, thiserror::Error)]
 #[error("could not fit the model into the memory of {}: {plan}", plan.place_without_room())]
 pub struct DoesNotFit {
@@ -80,7 +79,7 @@ pub struct DoesNotFit {
 impl hint::Hint for DoesNotFit {
     fn hint(&self) -> Option<String> {
         if self.plan.missing_bytes() == 0 {
-            let cures = "free some of it, use weights of fewer bits, or a smaller number where `--n-cpu-moe` gives one";
+            let cures = "free some of it, use weights with fewer bits, or lower `--n-cpu-moe`";
             return Some(format!("main memory has no room for these experts: {cures}"));
         }
         let MemoryPlan { weights, weights_in_place, memory, gain, .. } = &self.plan;
@@ -96,7 +95,7 @@ impl hint::Hint for DoesNotFit {
                 ""
             };
             format!(
-                "the weights alone are too large: {experts}`--device cpu` computes on the processor, or use weights of fewer bits"
+                "the weights alone are too large: {experts}`--device cpu` computes on the processor, or use weights with fewer bits"
             )
         } else {
             "a smaller KV cache (`--kv-memory`), fewer sequences (`-b`) or shorter chunks (`--chunk`) need less".into()

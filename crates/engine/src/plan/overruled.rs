@@ -1,5 +1,4 @@
-//! Templates of one's own that would be taken by their priority, and are not: rows of tuning tables go before
-//! priorities, which surprises who has just written one.
+//! User templates that would win by priority, but lose to a tuning row. Authors of new templates do not expect this.
 
 use std::fmt;
 use std::sync::Arc;
@@ -84,7 +83,7 @@ impl Overruled {
         Some(format!("{first}{others}; {}; `gptoss-jit kernels plan` shows all", first.advice(target)))
     }
 
-    /// How it wins.
+    /// What to write, and into which file, so that the template wins on this target.
     pub fn advice(&self, target: &Target) -> String {
         let name = target.families().into_iter().next().expect("a target has a name");
         let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());

@@ -1,5 +1,4 @@
-//! Parts of steps that come again and again: launched one by one the first time, captured the second, replayed from
-//! then on.
+//! Repeated parts of steps: launched one by one the first time, captured the second, replayed from then on.
 //!
 //! A step's launches depend on its shape alone: what changes from step to step is in memory. A device that gains
 //! nothing by it captures nothing.

@@ -1,5 +1,5 @@
-//! Experts of main memory on the device: a step that takes in many tokens reads all of a layer's experts, which come to
-//! the device sooner than the processor is done with them.
+//! Streams experts from main memory to the device in steps with many prompt tokens. Such a step uses all experts of a
+//! layer, and copying them is faster than computing them on the processor.
 //!
 //! Two places on the device take turns: while the kernels of one layer use one of them, the experts of the next layer
 //! that has any in main memory are copied to the other. Both kinds of kernels read the checkpoint's layout, so that
@@ -247,7 +247,7 @@ fn pin(slots: &Slots, sites: &mut Sites) -> bool {
             Ok(Some(pinned)) => host.memory[id] = pinned,
             Ok(None) => are_all = false,
             Err(error) => {
-                tracing::warn!("experts come to the device by way of pinned buffers: {error}");
+                tracing::warn!("experts are copied through pinned buffers: {error}");
                 return false;
             }
         }

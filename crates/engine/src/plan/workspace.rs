@@ -1,4 +1,4 @@
-//! Memory that kernels ask for besides the graph's tensors: the `[[workspace]]` of their templates.
+//! Workspaces: memory of kernels in addition to the graph's tensors, from `[[workspace]]` of their templates.
 //!
 //! Launches run one after another, so they share it and all start from its beginning. What is to be zero before every
 //! launch lies apart from the rest: it is written with zeros once, and every kernel leaves it as it found it.

@@ -46,15 +46,15 @@ pub(super) struct Head {
 pub(super) enum Damage {
     #[error("it could not be read: {0}")]
     Read(#[from] io::Error),
-    #[error("it is no file of kept prefixes")]
+    #[error("it is not a prefix file")]
     Foreign,
     #[error("it is of another model, format or set of templates")]
     OtherModel,
-    #[error("it has another name than the prefix in it")]
+    #[error("its name does not match the prefix in it")]
     Name,
     #[error("it has {found} bytes, expected {expected}")]
     Length { expected: u64, found: u64 },
-    #[error("its digest is not that of its bytes")]
+    #[error("its digest does not match its bytes")]
     Digest,
 }
 

@@ -1,5 +1,5 @@
-//! What prompts begin with, kept over a restart: a folder with a file for each block of the prefix cache, and for what
-//! the next token sees of the layers with a window.
+//! The prefix cache on disk, kept over restarts: a folder with a file for each block of the prefix cache, and for each
+//! snapshot of the window layers.
 //!
 //! ```text
 //! DIR/v1/<what model and kernels are, 32 digits>/<key of the prefix>.block
@@ -27,13 +27,11 @@ use system::trust::{self, Distrust};
 
 /// Prefixes that are kept over a restart.
 pub struct PrefixStore {
-    /// Of this model.
     folder: PathBuf,
     identity: [u8; 32],
     most_bytes: u64,
     /// Files of all models, the one that was used longest ago first, and their bytes.
     files: BTreeMap<(SystemTime, PathBuf), u64>,
-    /// All of these.
     total_bytes: u64,
     /// When a file of this model was used.
     used: HashMap<PathBuf, SystemTime>,
@@ -67,7 +65,7 @@ impl Hint for PrefixStoreError {
             Some(Distrust::Writable { .. }) => {
                 format!("`chmod go-w {}`, after making sure that its contents are yours", self.path.display())
             }
-            _ => "`--prefix-cache-dir` takes a folder of your own, which is made if it is not there".into(),
+            _ => "`--prefix-cache-dir` takes a folder of yours; it is created if missing".into(),
         })
     }
 }

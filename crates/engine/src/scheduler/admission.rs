@@ -1,10 +1,10 @@
-//! Who gets a slot, and who gives up its blocks.
+//! Which sequence gets a slot, and which gives up its blocks.
 //!
-//! Nobody waits for ever. The sequence that came first of those that run never loses its blocks, and one that is alone
-//! always has room; so it ends, and the next one is first. Who was preempted is at the front of the queue, where nobody
-//! overtakes it, and another that waits there for blocks is overtaken so many times and no more.
+//! No sequence waits forever. The oldest running sequence never loses its blocks, and a sequence alone always has room;
+//! so it ends, and the next one is the oldest. A preempted sequence is at the front of the queue, where none overtakes
+//! it. Another one that waits there for blocks is overtaken a limited number of times.
 //!
-//! Requests in the background are the exception: as long as others want what they have, they wait.
+//! Background requests are the exception: they wait as long as others want their slots or blocks.
 
 use super::Scheduler;
 use super::request::Event;

@@ -1,8 +1,8 @@
-//! Who holds which block of the cache.
+//! Which slots hold which block of the cache.
 //!
-//! Blocks of the pool are counted by the slots that hold them: one that several sequences begin with is held by all of
-//! them, and none of them writes to it any more. A block that nobody holds is free, or idle if it has a key: then it is
-//! found again by whoever begins alike, until it is the one that was used longest ago when another is needed.
+//! Blocks of the pool count the slots that hold them: all sequences with a common beginning hold its blocks, and none
+//! writes to them any more. A block without holders is free, or idle if it has a key. An idle block is found again by
+//! sequences with the same beginning, until it is the least recently used one when a block is needed.
 //!
 //! A slot may lend and get blocks while a step is in flight that still writes to those that it had: everything a device
 //! does is in the order in which it was told, so the next owner's rows come later, and nobody reads what he has not

@@ -1,4 +1,4 @@
-//! Speculation: tokens that may come next, because they came before.
+//! Speculation: drafts of the next tokens, from earlier text.
 //!
 //! Where the last three tokens of a sequence, or else the last two, stood before, the tokens that followed them are
 //! expected to follow again. A step can have rows for them beside the row that it has anyway, and where the token that
@@ -6,8 +6,8 @@
 //! its own would have given, as far as a row does not depend on those beside it: drafts decide how many steps there
 //! are, and never what they give.
 //!
-//! What is expected is compared with what comes whether or not there are rows for it, so that what a text that does not
-//! repeat costs is this comparison.
+//! Expected tokens are compared with actual ones even without rows for them, so a text that does not repeat costs only
+//! this comparison.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,4 @@
-//! What a prefix cache has of prefixes, for whoever keeps it elsewhere and brings it back.
+//! The contents of the prefix cache, for code that stores them elsewhere and brings them back.
 
 use super::Scheduler;
 use super::prefix::{BlockRange, PrefixBlock};

@@ -1,4 +1,4 @@
-//! Which rows go into the next step: continuous batching over slots.
+//! Continuous batching over slots: which rows go into the next step.
 //!
 //! A sequence waits until a slot is free and there are cache blocks for its tokens, then its prompt runs in chunks and
 //! its tokens one by one; when it ends, the next one takes its slot in the same step. A step holds one row of every

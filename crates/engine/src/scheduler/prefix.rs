@@ -1,4 +1,4 @@
-//! The prefix cache: what a new sequence need not compute, because another one began alike.
+//! The prefix cache: skips computing the beginning of a sequence if another one began with the same tokens.
 //!
 //! A prefix ends where a block ends, and its key says everything that led to the block's contents: the salt and all
 //! tokens up to there. For the layers that see everything, the blocks themselves are found by their keys
@@ -42,7 +42,7 @@ pub(crate) struct BlockRange {
 }
 
 impl PrefixKey {
-    /// Of no tokens.
+    /// The empty prefix, from which all prefixes with this salt begin.
     pub fn root(salt: u64) -> Self {
         Self(Sha256::digest(salt.to_le_bytes()).into())
     }

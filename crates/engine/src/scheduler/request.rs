@@ -1,4 +1,4 @@
-//! What a caller asks for, and what it is told.
+//! A caller's request, and the events that it receives.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! How tokens are chosen: the fields, what they may be, and how they are sent and told apart.
+//! Sampling fields: their values and ranges, how they are sent, and how equal ones are recognised.
 //!
 //! Everyone who takes requests reads them through [`SamplingWishes::fields`]. A new field is written here, where the
 //! device takes it (`engine`, `graph`), and as a flag (`cli`).
@@ -29,7 +29,7 @@ pub struct Sampling {
 }
 
 impl Sampling {
-    /// Greedy.
+    /// Takes the most probable token.
     pub const GREEDY: Self = Self { temperature: 0.0, top_k: 0, top_p: 0.0, min_p: 0.0, seed: 1 };
 
     /// As OpenAI advises for its models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").

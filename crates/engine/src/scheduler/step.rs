@@ -7,7 +7,7 @@ use super::sampling::Sampling;
 use crate::graph::StepShape;
 use kernel::step::StepKind;
 
-/// One row of a step.
+/// A token of a step, with its slot and position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Row {
     pub(crate) slot: u32,

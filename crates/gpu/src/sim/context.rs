@@ -243,7 +243,6 @@ pub(super) enum FaultKind {
     Assertion,
 }
 
-/// A GPU thread.
 #[repr(C)]
 pub(super) struct Thread {
     /// Its number in the block.
@@ -264,7 +263,6 @@ pub(super) struct Thread {
 /// What a block's threads share.
 #[repr(C)]
 pub(super) struct Context {
-    /// The one that runs.
     pub thread: *mut Thread,
     pub block: [u32; 3],
     pub grid: [u32; 3],

@@ -78,7 +78,7 @@ mod switch {
     }
 
     impl Link {
-        /// To nobody.
+        /// A pointer to no coroutine.
         pub const NONE: Self = Self { back: ptr::null_mut() };
     }
 
@@ -188,7 +188,7 @@ mod switch {
     }
 
     impl Link {
-        /// To nobody.
+        /// A pointer to no coroutine.
         pub const NONE: Self = Self { yielder: ptr::null() };
     }
 

@@ -1,5 +1,5 @@
-//! Where a kernel is that does not end. A signal stops the threads of this process that run blocks, and looks at which
-//! thread of the block runs, and where in the object's code: nothing is asked of a kernel before.
+//! Locates a kernel that does not end. A signal stops the threads that run blocks, and finds the running thread of the
+//! block and its place in the object's code. Kernels need no preparation for it.
 
 use std::cell::Cell;
 use std::ptr;

@@ -18,7 +18,6 @@ pub(super) struct Object {
     bind: unsafe extern "C" fn(*mut Context),
     /// Where the image begins.
     base: usize,
-    /// Its code.
     code: [usize; 2],
     lds: Vec<Lds>,
     /// A byte for each marked line of the text, which is set when it runs; empty where none is marked.

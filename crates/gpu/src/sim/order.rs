@@ -1,4 +1,4 @@
-//! What orders the blocks of a launch: who knows what of whom.
+//! The order between blocks of a launch: which accesses of others a thread knows of.
 //!
 //! A thread's fence makes what it knows, its own accesses among it, known to whoever it tells; an atomic tells the word
 //! that it changes, and hears what that word was told; what it heard, it knows behind its next fence. A barrier makes

@@ -16,7 +16,7 @@ const BANKS: usize = 32;
 /// Bytes of a line of the cache.
 const LINE: usize = 128;
 
-/// What is accessed.
+/// Where an access goes: LDS or global memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Space {
     Lds,
@@ -124,7 +124,7 @@ fn of_wave(space: Space, accesses: &[(usize, u32)]) -> Traffic {
 }
 
 impl Traffic {
-    /// Both together.
+    /// The sum of both counts.
     #[must_use]
     pub fn with(self, other: Self) -> Self {
         Self { n: self.n + other.n, taken: self.taken + other.taken, least: self.least + other.least }

@@ -179,8 +179,7 @@ impl Hint for StoreError {
             }
             Self::Cache(error) => error.hint(),
             Self::Missing(missing) => Some(format!(
-                "where there is a compiler, `gptoss-jit bundle --arch {} --model MODEL -o kernels.tar.zst` makes what a \
-                 model needs; `{}` names the file here",
+                "on a machine with a compiler, `gptoss-jit bundle --arch {} --model MODEL -o kernels.tar.zst` compiles what a model needs; then name the file in `{}` here",
                 missing.first()?.target,
                 bundle::VARIABLE
             )),

@@ -1,4 +1,4 @@
-//! How many compile at a time, and who is next.
+//! Limits how many compilers run at a time, and decides which is next.
 
 use std::num::NonZeroUsize;
 use std::sync::{Condvar, Mutex, PoisonError};

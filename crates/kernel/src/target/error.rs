@@ -21,7 +21,7 @@ impl Hint for TargetError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::UnknownArch { .. } => {
-                Some("a file `tuning/<arch>.toml` with a [target] table teaches it: see `tuning/README.md`".into())
+                Some("a file `tuning/<arch>.toml` with a [target] table adds it: see `tuning/README.md`".into())
             }
             Self::UnknownExtension { .. } => None,
         }

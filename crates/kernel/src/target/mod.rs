@@ -25,7 +25,7 @@ pub enum Language {
 }
 
 impl Language {
-    /// Both.
+    /// Every language.
     pub const ALL: [Self; 2] = [Self::C, Self::Hip];
 
     /// The name used in tables and messages.
@@ -51,7 +51,7 @@ impl fmt::Display for Language {
     }
 }
 
-/// Whose chip it is.
+/// The maker of a chip: this machine's processor, AMD or NVIDIA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Platform {
     /// This machine's cores.
@@ -290,7 +290,7 @@ impl Target {
         if self.is_gpu() { Language::Hip } else { Language::C }
     }
 
-    /// Whether matrices of weights lie as its matrix unit wants them, where a template asks for that.
+    /// Whether the KV cache is laid out for matrix units, which read whole rows: on every GPU.
     pub fn has_matrix_layout(&self) -> bool {
         self.is_gpu()
     }

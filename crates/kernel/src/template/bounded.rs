@@ -1,5 +1,5 @@
-//! Templates of people's own, which may take all memory, nest without end or never end, by mistake or not: they are
-//! compiled with a large stack and a bound on their length, and rendered in a process with bounds.
+//! User templates may take all memory, nest without end or never end. So they are compiled with a large stack and a
+//! bound on their length, and rendered in a bounded process.
 
 use std::collections::BTreeMap;
 use std::path::Path;

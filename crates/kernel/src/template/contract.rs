@@ -229,7 +229,7 @@ pub enum OneOrSeveral<T> {
 }
 
 impl<T> OneOrSeveral<T> {
-    /// All of them.
+    /// The values, in the order of the file.
     pub fn values(&self) -> &[T] {
         match self {
             Self::One(value) => std::slice::from_ref(value),

@@ -89,7 +89,6 @@ pub enum LibraryError {
     /// Front matter uses a file that is nowhere.
     #[error("{place}: uses `{name}`, which is in the `lib/` of none of the template folders")]
     NoUse {
-        /// The line.
         place: Place,
         /// The file asked for.
         name: String,
@@ -174,11 +173,10 @@ impl LibraryError {
 impl Hint for LibraryError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Broken { source, .. } => source.hint().or(Some(
-                "correct the file or take it out of its folder; a broken file is never replaced by the one it shadows"
-                    .into(),
-            )),
-            Self::NoneFits { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
+            Self::Broken { source, .. } => source
+                .hint()
+                .or(Some("correct or remove the file; a broken file is never replaced by the one it shadows".into())),
+            Self::NoneFits { .. } => Some("`gptoss-jit kernels ls --why` shows what each template needs".into()),
             Self::NoTemplate { .. } => Some("`gptoss-jit kernels ls` lists them".into()),
             Self::StrayFile { .. } => Some("rename the file, or take it out of the folder".into()),
             Self::Expression(error) => error.hint(),
@@ -186,11 +184,9 @@ impl Hint for LibraryError {
                 "names come from the op's `op.toml`, from the template's `[params]`, and from `templates/README.md`"
                     .into(),
             ),
-            Self::Twice { .. } | Self::NoUse { .. } => {
-                Some("`templates/README.md` says what front matter has of the files that it `uses`".into())
-            }
+            Self::Twice { .. } | Self::NoUse { .. } => Some("`templates/README.md` describes `uses`".into()),
             Self::NotGiven { .. } | Self::Unlisted { .. } | Self::StaleName { .. } => {
-                Some("`templates/README.md` says what the header of a file in `lib/` lists".into())
+                Some("`templates/README.md` describes the header of a file in `lib/`".into())
             }
             _ => None,
         }

@@ -142,15 +142,13 @@ impl Hint for RenderError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Library(error) => error.hint(),
-            Self::Misfit { .. } => Some("`gptoss-jit kernels ls --why` tells what each template needs".into()),
+            Self::Misfit { .. } => Some("`gptoss-jit kernels ls --why` shows what each template needs".into()),
             Self::Params(_) => {
                 Some("parameters, their values and constraints are in the template's front matter".into())
             }
             Self::Expression(error) => error.hint(),
             Self::Body { .. } => Some("`templates/README.md` lists the names and filters that a body may use".into()),
-            Self::Bounds { .. } => {
-                Some("a kernel's template is some hundred lines, and so is what it renders to".into())
-            }
+            Self::Bounds { .. } => Some("templates and rendered kernels usually have some hundred lines".into()),
             Self::Problem { .. } | Self::TooLong { .. } => None,
         }
     }

@@ -163,12 +163,12 @@ impl<'a> Parts<'a> {
         Ok(Self(walk.parts))
     }
 
-    /// The template's own.
+    /// The template's own front matter.
     pub fn own(&self) -> &Part<'a> {
         self.0.last().expect("the template is one")
     }
 
-    /// All of them.
+    /// The headers that it uses, then the template's own front matter.
     pub fn iter(&self) -> impl Iterator<Item = &Part<'a>> {
         self.0.iter()
     }

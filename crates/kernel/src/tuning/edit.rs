@@ -1,4 +1,4 @@
-//! Rows put into the text of a table: everything else stays as it is, comments too.
+//! Inserts rows into a table's text and leaves everything else unchanged, comments included.
 //!
 //! A row that is there keeps the numbers of tokens that no new row of the same `where` covers.
 
@@ -16,7 +16,7 @@ use super::table::{Fact, Facts, Provenance, Table, Tokens, TuningRow};
 use crate::step::StepKind;
 use system::new_file::NewFile;
 
-/// A row to put in.
+/// A row to insert into a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.

@@ -1,4 +1,4 @@
-//! What is no error in tables and yet deserves a look.
+//! Findings in tuning tables that are not errors.
 
 use super::table::{Gap, ProvenanceKind, Table, Tokens, TuningRow};
 use super::{HeldTable, TuningTables};

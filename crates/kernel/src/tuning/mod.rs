@@ -1,4 +1,4 @@
-//! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` is the format.
+//! Tuning tables: which template, with which parameters, for which shapes. `tuning/README.md` describes the format.
 //!
 //! This knows ops and templates by their names only: [`crate::choice`] joins them with the library.
 //! [`table`] reads one file and [`edit`] puts rows into it; here files are put in order and looked up.
@@ -131,7 +131,7 @@ impl Hint for TuningError {
         match self {
             Self::Read { .. } | Self::Write { .. } => None,
             Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
-            Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` is the format".into()),
+            Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` describes the format".into()),
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::target::TargetFacts;
 /// A problem's dims, flags, dtypes and precision by name, or those that a row wants.
 pub type Facts = BTreeMap<String, Fact>;
 
-/// One of them.
+/// A value in `where`: a number, a flag, a dtype or a precision.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(untagged)]
 pub enum Fact {
@@ -37,7 +37,7 @@ impl fmt::Display for Fact {
 /// What a row for a run of ops uses that wants them done one by one.
 pub const APART: &str = "apart";
 
-/// One file.
+/// A tuning table: facts about a chip, and the rows of one file.
 #[derive(Clone, Debug)]
 pub struct Table {
     /// The file's name without `.toml`: an arch, a family, `generic` or `host`.

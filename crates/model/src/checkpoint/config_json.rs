@@ -61,8 +61,7 @@ impl Hint for ConfigFileError {
             ),
             Self::TooLong { .. } | Self::Json(_) => Some("is this the config.json of a model?".into()),
             Self::Missing { .. } | Self::Value { .. } => Some(
-                "`gptoss-jit models ls` lists the families that are run, `--model-def FILE` adds one: is this the \
-                 config.json of one of them?"
+                "`gptoss-jit models ls` lists the known families, `--model-def FILE` adds one: is this the config.json of one of them?"
                     .into(),
             ),
         }

@@ -28,7 +28,7 @@ pub enum DownloadError {
     #[error(transparent)]
     Pointer(#[from] Pointer),
     /// It has the name of a file that is being downloaded.
-    #[error("the file is what a download left that is not complete")]
+    #[error("the file is an incomplete download")]
     Incomplete { completion: String },
     #[error("the file is a link to `{}`, which is not there", target.display())]
     Dangling { target: PathBuf, completion: String },

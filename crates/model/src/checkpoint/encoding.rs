@@ -23,7 +23,6 @@ pub struct TensorInfo {
     pub name: String,
     /// Whether every layer has one.
     pub(crate) per_layer: bool,
-    /// Element type.
     pub dtype: Dtype,
     /// Shape of one of them in elements, outermost first; codes of blocks in rows of whole ones.
     pub shape: Vec<usize>,

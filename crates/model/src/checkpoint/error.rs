@@ -94,7 +94,6 @@ pub enum CheckpointError {
     Safetensors(#[from] SafetensorsError),
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A `config.json`.
     #[error(transparent)]
     ConfigFile(#[from] ConfigFileError),
     #[error(transparent)]
@@ -135,20 +134,22 @@ impl Hint for CheckpointError {
             Self::Family(error) => error.hint(),
             Self::Tensors(error) => error.hint(),
             Self::NotInHeader { name } => Some(format!("give `{name}` a `default` in the file of the family gpt-oss")),
-            Self::NoBin { .. } => Some("the file that it was read from is as good: `run` takes it as it is".into()),
+            Self::NoBin { .. } => Some("`run` accepts the original file as it is".into()),
             Self::Layout { .. } => Some("leave `--layout` out".into()),
             Self::Header { source, .. } | Self::Config(source) => source.hint(),
             Self::Size { found, bf16_bytes, .. } if found < bf16_bytes => {
                 Some("the file is cut short: copy or export it again and compare its size".into())
             }
             Self::Size { .. } | Self::NoHeader { .. } | Self::TooLarge => {
-                Some("is this a `.bin` checkpoint? It has no other mark than its size".into())
+                Some("is this a `.bin` checkpoint? Only its size identifies one".into())
             }
             Self::OutOfMemory { .. } => {
-                Some("only what a file does not have as it is needed takes memory: export it once to `.bin`".into())
+                Some("converted weights need memory: export the checkpoint to `.bin` once".into())
             }
             Self::NotFinite { .. } => Some("the file is damaged: copy it again, or convert the model again".into()),
-            Self::NotQuantized { .. } => Some("leave `--quantize` out, and see what `inspect --verify` says".into()),
+            Self::NotQuantized { .. } => {
+                Some("leave `--quantize` out, or copy the file again: it may be damaged".into())
+            }
             Self::Map(source) if source.kind() == io::ErrorKind::NotFound => {
                 Some("a model is a `.bin`, `.gguf` or `.safetensors` file, or a folder with a `config.json`".into())
             }

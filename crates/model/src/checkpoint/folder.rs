@@ -68,7 +68,7 @@ pub enum FolderError {
     #[error("the index has two entries `{tensor}`")]
     DuplicateEntry { tensor: String },
     /// A file that is not in the folder.
-    #[error("the index says that `{tensor}` lies in `{file}`, expected the name of a file beside it")]
+    #[error("the index says that `{tensor}` is in `{file}`, expected the name of a file beside it")]
     Outside {
         tensor: String,
         /// What the index says.
@@ -84,10 +84,10 @@ impl Hint for FolderError {
         Some(match self {
             Self::NoWeights { begun, completion } if !begun.is_empty() => completion.clone(),
             Self::NoWeights { .. } => {
-                "name the `.gguf` or `.bin` file itself, or a folder as Hugging Face has them".into()
+                "name the `.gguf` or `.bin` file itself, or a folder in Hugging Face's format".into()
             }
             Self::NoIndex { .. } => format!("download `{INDEX}` too: it says which tensor lies in which file"),
-            Self::Outside { .. } => "do not trust this checkpoint: a right index names files of its own folder".into(),
+            Self::Outside { .. } => "do not trust this checkpoint: a valid index names only files in its folder".into(),
             _ => "download the checkpoint's files again, all of the same revision".into(),
         })
     }

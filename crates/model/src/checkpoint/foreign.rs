@@ -1,5 +1,5 @@
-//! Ways of quantising that are known by name and not read, so that a checkpoint of one is refused for what it is and
-//! not for a tensor that is missing.
+//! Unsupported quantisation methods that are recognised, so that the error names the method instead of a missing
+//! tensor.
 
 use hint::Hint;
 
@@ -21,18 +21,16 @@ static METHODS: [Method; 4] = [
 
 /// Weights of a method that is not read.
 #[derive(Debug, thiserror::Error)]
-#[error("could not read weights that {method} quantised, which {evidence} tells")]
+#[error("could not read weights that {method} quantised, as {evidence} shows")]
 pub struct ForeignQuantization {
     method: &'static str,
-    /// What tells.
     evidence: String,
 }
 
 impl Hint for ForeignQuantization {
     fn hint(&self) -> Option<String> {
         Some(
-            "take the model's BF16 or F16 files, of which `--quantize` makes 8 bits, or a GGUF file of it, in \
-             one of llama.cpp's types"
+            "use the model's BF16 or F16 files, which `--quantize` converts to 8 bits, or its GGUF file in one of llama.cpp's types"
                 .into(),
         )
     }

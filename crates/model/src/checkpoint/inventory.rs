@@ -1,5 +1,5 @@
-//! What a file holds, as it names it: tensors are taken out one by one, and whatever is not as the model wants it is
-//! written down, so that one error tells all of it.
+//! A file's tensors by their stored names. They are taken out one by one, and every mismatch with the model is
+//! recorded, so that one error lists all of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -80,7 +80,7 @@ pub enum Mismatch {
 
 /// All that does not fit.
 #[derive(Debug, thiserror::Error)]
-#[error("{} of the tensors are not what the dimensions of the model ask for:{}", .0.len(), lines(.0))]
+#[error("{} of the tensors do not match the model's dimensions:{}", .0.len(), lines(.0))]
 pub struct Mismatches(pub Vec<Mismatch>);
 
 impl Hint for Mismatches {
@@ -88,11 +88,11 @@ impl Hint for Mismatches {
         let is_missing = |mismatch: &Mismatch| matches!(mismatch, Mismatch::Missing { .. });
         let is_type = |mismatch: &Mismatch| matches!(mismatch, Mismatch::Type { .. });
         Some(if self.0.iter().all(is_missing) {
-            "is a file of the checkpoint missing? Of a sharded one, name the folder or its index, not one file".into()
+            "is a file of the checkpoint missing? For a sharded one, name the folder or its index, not one file".into()
         } else if self.0.iter().all(is_type) {
-            "convert the model to one of the types that are expected, which keep what was trained".into()
+            "convert the model to one of the expected types, without loss of precision".into()
         } else {
-            "are these the weights of that family, and the dimensions those of these weights?".into()
+            "do weights, family and dimensions belong together?".into()
         })
     }
 }

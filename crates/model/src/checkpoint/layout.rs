@@ -1,4 +1,4 @@
-//! What is known to be wrong in some `.bin` files: told apart where it can be, chosen by a switch where it cannot.
+//! Known defects of some `.bin` files: detected where possible, otherwise chosen by a flag.
 
 use std::fmt;
 

@@ -94,12 +94,11 @@ pub enum TokenizerSource {
     Gguf(Box<GgufTokenizer>),
 }
 
-/// One weight.
+/// A weight by its canonical name, with its shape, dtype and bytes.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// The canonical name, such as `block.0.attn.qkv.weight`.
     pub name: String,
-    /// Element type.
     pub dtype: Dtype,
     /// Outermost dimension first.
     pub shape: Vec<usize>,

@@ -1,5 +1,5 @@
-//! Tensors that a file does not have as they are wanted: what they are made of, and how. They are made where they are
-//! used, one at a time; [`Rearranged`] itself is a few slices of mapped files.
+//! Tensors that a file stores in another form: their sources, and how to make them. They are made at use, one at a
+//! time; [`Rearranged`] itself is a few slices of mapped files.
 
 use std::sync::Arc;
 

@@ -79,7 +79,6 @@ pub enum SafetensorsError {
     Size {
         name: String,
         kind: &'static str,
-        /// Its shape.
         shape: Vec<u64>,
         /// Where it says to begin.
         begin: u64,
@@ -112,7 +111,7 @@ impl Hint for SafetensorsError {
         match self {
             error if error.is_cut_short() => Some("the file is cut short: download or copy it again".into()),
             Self::HeaderLength { .. } | Self::Header(_) => Some("is this a safetensors file?".into()),
-            _ => Some("whatever wrote this file did not keep to the format: write it again with `safetensors`".into()),
+            _ => Some("the program that wrote this file violated the format: write it again with `safetensors`".into()),
         }
     }
 }

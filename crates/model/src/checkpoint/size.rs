@@ -1,4 +1,4 @@
-//! What a checkpoint takes: numbers, bytes, and bytes that are read for a token.
+//! A checkpoint's size: numbers, bytes, and bytes that a token reads.
 
 use std::collections::BTreeMap;
 

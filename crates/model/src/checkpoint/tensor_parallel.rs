@@ -26,11 +26,7 @@ pub enum TensorParallelError {
     Dimensions(#[from] UnevenDimensions),
     /// A tensor is not made of what is cut.
     #[error("could not cut `{name}`: the family's `cut` does not suit a tensor of shape {shape:?}")]
-    Misfit {
-        name: String,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
+    Misfit { name: String, shape: Vec<usize> },
     /// A device's own columns are no whole blocks.
     #[error("could not cut `{name}` for {size} devices: {columns} columns each are no whole blocks of {block}")]
     Blocks {
@@ -61,9 +57,9 @@ impl Hint for TensorParallelError {
         match self {
             Self::Dimensions(error) => error.hint(),
             Self::Misfit { .. } => Some(NO_CUT_HINT.to_owned()),
-            Self::Blocks { .. } => Some(
-                "fewer devices have more columns each, and without `--stored-weights` these have no blocks".to_owned(),
-            ),
+            Self::Blocks { .. } => {
+                Some("use fewer devices, which have more columns each, or leave out `--stored-weights`".to_owned())
+            }
         }
     }
 }

@@ -76,7 +76,6 @@ pub(crate) mod tests {
         ])
     }
 
-    /// gpt-oss-20b.
     pub(crate) fn gpt_oss_20b() -> ModelConfig {
         NamedShape::gpt_oss_20b().config_with(&[("max_seq_len", 2048.0)])
     }

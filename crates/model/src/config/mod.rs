@@ -231,7 +231,7 @@ impl Hint for ConfigError {
         if let Self::Family(error) = self {
             return error.hint();
         }
-        Some("is this a checkpoint of that architecture? Another kind of file read as one gives such values".into())
+        Some("is this a checkpoint of that architecture? Files of another kind give such values".into())
     }
 }
 

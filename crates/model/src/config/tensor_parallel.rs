@@ -64,7 +64,7 @@ impl Hint for UnevenDimensions {
 }
 
 impl TpRank {
-    /// All of it.
+    /// The part of a single device: everything.
     pub const WHOLE: Self = Self { rank: 0, size: 1 };
 
     /// Its own of `n` things that are shared out evenly.

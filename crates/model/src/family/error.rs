@@ -41,12 +41,12 @@ impl FamilyError {
 impl Hint for FamilyError {
     fn hint(&self) -> Option<String> {
         Some(match self {
-            Self::Read { .. } => "is it a file that you may read?".into(),
+            Self::Read { .. } => "may you read this file?".into(),
             Self::Toml { .. } | Self::Declaration { .. } => {
                 "`models/README.md` describes the format, `models/gpt-oss.toml` is an example".into()
             }
             Self::Expression(_) => {
-                "expressions are whole numbers over the model's dimensions, such as `2 * head_dim`".into()
+                "expressions are integer formulas of the model's dimensions, such as `2 * head_dim`".into()
             }
         })
     }

@@ -37,7 +37,7 @@ pub struct Argument {
     pub operand: Operand,
 }
 
-/// What can be given.
+/// An argument of an op in a layer.
 #[derive(Clone, Debug)]
 pub enum Operand {
     /// What a statement before gave.

@@ -28,7 +28,7 @@ use layer::{Operand, Statement};
 use expression::{Expression, Scope};
 use format;
 
-/// A family.
+/// A family's file, read: dimensions, tensors, published models and layers.
 #[derive(Clone, Debug)]
 pub struct Family {
     /// Its name, which is also its file's.
@@ -204,7 +204,7 @@ pub(crate) enum Expected {
     Dims(Expression),
 }
 
-/// A published model.
+/// A published model: its name and its dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub(crate) name: String,

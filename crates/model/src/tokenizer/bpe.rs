@@ -40,7 +40,7 @@ pub enum BpeError {
     #[error("the token {id}, `{text}`, has the character {character:?}, which stands for no byte")]
     Character { id: u32, text: String, character: char },
     /// A merge of or to what is no token.
-    #[error("merge {index}, `{left}` and `{right}`, is not of two tokens to a third")]
+    #[error("merge {index}, `{left}` and `{right}`, does not join two tokens to a third")]
     Merge {
         /// Its place in the list.
         index: usize,
@@ -50,10 +50,7 @@ pub enum BpeError {
     },
     /// Tokens of several bytes, which nothing would give.
     #[error("{n_tokens} tokens have several bytes, and there are no merges")]
-    NoMerges {
-        /// Such tokens.
-        n_tokens: usize,
-    },
+    NoMerges { n_tokens: usize },
     /// A merge that is not a pair.
     #[error("merge {index}, `{found}`, is not two texts with a blank between them")]
     NoPair {
@@ -71,7 +68,7 @@ pub enum BpeError {
     #[error("there are {found} scores, expected one for each of {n_tokens} tokens")]
     Scores { found: usize, n_tokens: usize },
     /// A way of splitting was chosen for what is not split.
-    #[error("this tokenizer is SentencePiece's, which merges whole texts: `--split` has no place")]
+    #[error("`--split` does not apply: this tokenizer is SentencePiece's, which merges whole texts")]
     NoWords,
 }
 
@@ -79,17 +76,17 @@ impl Hint for BpeError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Unsupported { key: "pre_tokenizer", .. } => {
-                "`--split` chooses a way of splitting text; `-z FILE` takes another tokenizer".into()
+                "`--split` chooses how text is split; `-z FILE` uses another tokenizer".into()
             }
             Self::Unsupported { key: "tokenizer.ggml.pre", .. } => {
                 let known: Vec<&str> = Split::llama_cpp_names().collect();
-                format!("known are {}; `--split` chooses one; `-z FILE` takes another tokenizer", known.join(", "))
+                format!("known: {}; `--split` chooses one; `-z FILE` uses another tokenizer", known.join(", "))
             }
             Self::Unsupported { .. } => {
-                "BPE is read, of bytes as GPT-2 has it or as SentencePiece has it; `-z FILE` takes another file".into()
+                "GPT-2's byte-level BPE and SentencePiece's BPE are supported; `-z FILE` uses another file".into()
             }
             Self::NoWords => "leave it out".into(),
-            _ => "the file is damaged, or belongs to another kind of tokenizer; `-z FILE` takes another one".into(),
+            _ => "the file is damaged, or belongs to another kind of tokenizer; `-z FILE` uses another one".into(),
         })
     }
 }

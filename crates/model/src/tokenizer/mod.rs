@@ -164,7 +164,7 @@ pub enum TokenizerError {
     #[error("the text has more than {max_tokens} tokens")]
     TooManyTokens { max_tokens: usize },
     /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
-    #[error("nobody waits for the tokens any more")]
+    #[error("the caller no longer waits for the tokens")]
     Abandoned,
     /// Words consist of characters, and these bytes are not characters.
     #[error("the text is not UTF-8 at byte {offset}")]

@@ -9,13 +9,13 @@ use super::TokenizerError;
 /// How text is cut into pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Split {
-    /// As gpt-oss-amd: only around runs of digits
+    /// As gpt-oss-amd: only at runs of digits
     Seeds,
     /// As OpenAI's o200k: into words, numbers, punctuation and white space
     O200k,
     /// As GPT-2
     Gpt2,
-    /// As GPT-2, but every digit is alone: SmolLM, StarCoder, Command R
+    /// As GPT-2, with single digits: SmolLM, StarCoder, Command R
     Smollm,
     /// As Llama 3 and GLM-4
     Llama3,

@@ -37,7 +37,6 @@ enum Ids {
     BuiltIn(fn(&[u8]) -> Option<u32>),
 }
 
-/// Which tokens merge.
 pub(super) struct Merges {
     pub(crate) order: MergeOrder,
     /// Whether a word that is a token is that token, whatever its parts merge to.

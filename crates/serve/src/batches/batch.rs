@@ -11,14 +11,12 @@ use tokio::sync::Notify;
 
 use super::list_json;
 
-/// Where a batch is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
     /// Its file is being read.
     #[default]
     Validating,
-    /// Its file is wrong.
     Failed,
     InProgress,
     /// All is answered that will be, and its files are being written.
@@ -58,9 +56,7 @@ impl Status {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum BatchEnd {
-    /// All have answers.
     Answered,
-    /// Its time is over.
     Expired,
     Cancelled,
     /// The program ended again and again before there was another answer.
@@ -151,7 +147,6 @@ pub(crate) struct BatchRecord {
 }
 
 impl BatchRecord {
-    /// It is over.
     pub(super) fn finish(&mut self, status: Status, now: u64) {
         self.status = status;
         *match status {
@@ -163,7 +158,6 @@ impl BatchRecord {
     }
 }
 
-/// A batch.
 #[derive(Debug)]
 pub(crate) struct Batch {
     id: String,

@@ -1,8 +1,7 @@
 //! A batch from its file to its answers.
 //!
-//! Each answer is kept when it is there, so a batch goes on behind them after whatever ended the program. Requests are
-//! asked as long as there are places for them, which all batches share in turn, and run in the background: whoever asks
-//! over HTTP waits for none of them.
+//! Each answer is stored as soon as it is finished, so a batch continues after a crash. Requests start while there are
+//! free places, which all batches share in turn, and run in the background: interactive requests do not wait for them.
 
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
@@ -173,7 +172,6 @@ impl Driver {
         Ok(None)
     }
 
-    /// The answers so far.
     async fn open(&self, lines: &Arc<Lines>) -> Result<Answers, Ended> {
         let (path, n) = (self.store.records_path(self.batch.id()), lines.len());
         let settings = Map::from_iter([("batch".to_owned(), self.batch.id().into())]);
@@ -200,7 +198,7 @@ impl Driver {
             (record.completed, record.failed) = (answers.n_done() - n_failed, n_failed);
         }
         if answers.n_done() > 0 {
-            tracing::info!(id = self.batch.id(), n = answers.n_done(), "a batch goes on behind its answers");
+            tracing::info!(id = self.batch.id(), n = answers.n_done(), "a batch continues after its finished answers");
         }
         Ok(answers)
     }

@@ -29,7 +29,6 @@ pub(super) struct Lines {
     pub(super) model: Option<String>,
 }
 
-/// A request.
 #[derive(Debug, Deserialize)]
 pub(super) struct Line {
     pub(super) custom_id: String,
@@ -39,9 +38,7 @@ pub(super) struct Line {
 /// Why a file is of no use.
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// It cannot be read.
     Io(io::Error),
-    /// It is wrong.
     Problems(Vec<Problem>),
 }
 

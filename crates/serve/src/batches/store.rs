@@ -23,7 +23,7 @@ use hint::Hint;
 use system::lock_file::LockFile;
 use system::new_file::NewFile;
 
-/// What may be kept.
+/// Largest file, and most requests of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchLimits {
     /// Longest file of requests, in bytes.
@@ -48,8 +48,8 @@ pub enum StoreError {
 impl Hint for StoreError {
     fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Io { .. } => "name a folder that can be written to with `--batch-dir`",
-            Self::Busy { .. } => "give each server a folder of its own with `--batch-dir`, or end the other one",
+            Self::Io { .. } => "name a writable folder with `--batch-dir`",
+            Self::Busy { .. } => "give each server its own `--batch-dir`, or stop the other one",
         };
         Some(hint.to_owned())
     }
@@ -118,7 +118,7 @@ impl StoredFile {
     }
 }
 
-/// The folder.
+/// The folder of files and batches, held by one server at a time.
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,

@@ -226,7 +226,6 @@ impl Choice {
 }
 
 impl Logprobs {
-    /// The first `n`.
     fn take(&mut self, n: usize) -> Self {
         Self {
             tokens: self.tokens.drain(..n).collect(),

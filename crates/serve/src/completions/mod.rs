@@ -41,7 +41,6 @@ const MAX_CHOICES: usize = 1024;
 /// Most alternatives of a token.
 const MAX_LOGPROBS: i64 = 5;
 
-/// A request, read.
 #[derive(Debug)]
 pub(crate) struct CompletionRequest {
     /// What it has in common with others.

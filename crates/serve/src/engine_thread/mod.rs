@@ -242,7 +242,7 @@ impl OpenGeneration {
                     return Err(failed(&error)); // of several devices, which can do no more
                 }
                 let why = chain(&error);
-                tracing::warn!("{} requests end, for which the device has no memory: {why}", self.mailboxes.len());
+                tracing::warn!("{} requests end, because the device has no memory: {why}", self.mailboxes.len());
                 self.note_figures();
                 self.end(&Ending::Failed(Failed::NoMemory(why)));
             }

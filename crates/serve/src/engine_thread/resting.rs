@@ -97,7 +97,6 @@ impl Rest {
         Self { unloading, commands, since: None }
     }
 
-    /// Somebody asks.
     pub(super) fn disturbed(&mut self) {
         self.since = None;
     }
@@ -146,7 +145,7 @@ impl OpenGeneration {
         self.counted = Figures::default(); // the next engine counts from nothing
         self.shared.kv_usage.store(0, Ordering::Relaxed);
         self.set_presence(Presence::Unloaded);
-        tracing::info!("the model is unloaded, since nobody asked; the next request loads it again");
+        tracing::info!("the idle model is unloaded; the next request loads it again");
         Ok(())
     }
 

@@ -1,4 +1,4 @@
-//! Whoever waits for the tokens of a request.
+//! The receiving side of a request's tokens.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Between a backend and whoever waits for tokens: the backend appends and goes on, the other side takes all that came
-//! since it last looked. Neither waits for the other.
+//! Hands tokens from a backend to a task: the backend appends and continues, the task takes everything since its last
+//! look. Neither waits for the other.
 
 mod generation;
 
@@ -135,7 +135,7 @@ impl Mailbox {
         }
     }
 
-    /// One more token.
+    /// Appends a token, with its log-probabilities if they were requested.
     pub fn token(&self, now: Instant, token: u32, logprobs: Option<Box<LogitRowLogprobs>>) {
         let mut state = self.state();
         if state.phase == Phase::Over {

@@ -1,4 +1,4 @@
-//! Which replica a request goes to, and what is known of all of them.
+//! Chooses a replica for each request, and tracks the state of all.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What a replica's prefix cache holds, as far as whoever sends it prompts can know.
+//! An estimate of a replica's prefix cache, from the prompts that were sent to it.
 
 use std::collections::HashSet;
 

@@ -133,7 +133,7 @@ impl Front {
             other => other,
         };
         place.since = Instant::now();
-        tracing::info!("the replica on {} is there again", place.start.device);
+        tracing::info!("the replica on {} is running again", place.start.device);
         self.place_all(state);
     }
 

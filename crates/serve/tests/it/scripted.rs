@@ -67,7 +67,6 @@ pub struct SeenRequest {
     pub is_background: bool,
 }
 
-/// The model.
 struct Script {
     intake: Arc<Intake>,
     facts: ModelFacts,
@@ -160,7 +159,6 @@ pub struct Scripted {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// An HTTP answer.
 #[derive(Clone, Debug)]
 pub struct Answered {
     pub status: u16,

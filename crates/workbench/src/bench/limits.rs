@@ -118,7 +118,7 @@ impl MachineLimits {
         if self.is_gpu { self.copy_bytes_per_s } else { self.read_bytes_per_s }
     }
 
-    /// The name of that.
+    /// The name of the memory limit: copy or read.
     pub fn memory_name(&self) -> &'static str {
         if self.is_gpu { "copy" } else { "read" }
     }
@@ -129,7 +129,7 @@ impl MachineLimits {
         self.matrix.first().map_or(self.multiply_add_flop_per_s, |matrix| matrix.flop_per_s)
     }
 
-    /// The name of that.
+    /// The name of the limit of operations: matrix unit or multiply-adds.
     pub fn flop_name(&self) -> &'static str {
         if self.matrix.is_empty() { "f32" } else { "matrix" }
     }

@@ -15,7 +15,7 @@ use kernel::pipeline::{LoadedKernel, Pipeline};
 use kernel::step::StepKind;
 use kernel::template::{Precision, Problem};
 
-/// What was measured.
+/// Speed of copies and sums between devices.
 #[derive(Clone, Debug)]
 pub struct Links {
     pub(crate) n_devices: usize,

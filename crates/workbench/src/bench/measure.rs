@@ -108,7 +108,7 @@ impl Clock {
 }
 
 impl Bench<'_> {
-    /// Does one.
+    /// Measures one workload.
     pub fn measure(&mut self, work: Workload) -> Result<Measured, EngineError> {
         let measured = match work {
             Workload::Prefill { tokens } => self.prefill(work, tokens),

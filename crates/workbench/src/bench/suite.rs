@@ -3,14 +3,14 @@
 use engine::Sizes;
 use kernel::target::Target;
 
-/// A kind of work.
+/// A kind of workload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// A prompt, up to its first token
     Prefill,
-    /// One token after the other, for many sequences at a time
+    /// Token by token, for many sequences at a time
     Decode,
-    /// Many prompts from the first to the last token, a freed slot filled at once
+    /// Many prompts from first to last token, refilling freed slots at once
     Getp,
 }
 

@@ -88,10 +88,10 @@ impl Hint for BaseFileError {
             Self::Length { n_whole, n_windows, .. } if n_whole < n_windows => {
                 format!("the file was cut off; `--chunks {n_whole}` takes the windows that are whole")
             }
-            Self::Length { .. } => "something was written behind its end; write it again".into(),
+            Self::Length { .. } => "data follows its end; write it again".into(),
             Self::Vocabulary { .. } => "models are compared only if their tokens are the same".into(),
             Self::OtherText { .. } => {
-                "the file is of another text or tokenizer; without `--text` its own tokens are used".into()
+                "the file belongs to another text or tokenizer; without `--text` its own tokens are used".into()
             }
             Self::Context { found, .. } => format!("`--context {found}` is what the file has"),
             Self::TooFewWindows { found, .. } => format!("`--chunks {found}` takes what the file has"),
@@ -191,7 +191,7 @@ fn row_bytes(vocab_size: usize) -> usize {
     ROW_HEADER_BYTES + 2 * vocab_size.next_multiple_of(2)
 }
 
-/// A row of a file.
+/// One scored token's probabilities, as the file codes them.
 #[derive(Clone, Copy, Debug)]
 pub struct CodedDistribution<'a> {
     scale: f64,

@@ -68,7 +68,7 @@ pub struct Estimate {
     pub error: Option<f64>,
 }
 
-/// All of it.
+/// Means, errors and percentiles over all scored tokens.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     /// Tokens that were scored.

@@ -8,7 +8,7 @@ use hint::Hint;
 /// The shortest window with a token that is scored.
 pub const SHORTEST_CONTEXT: usize = 3;
 
-/// A text, cut.
+/// A text's tokens, cut into windows of equal length.
 #[derive(Clone, Debug)]
 pub struct Windows {
     /// (n_windows * context): what is behind the last whole window is left out.

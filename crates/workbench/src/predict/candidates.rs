@@ -84,7 +84,7 @@ pub enum PredictError {
 impl Hint for PredictError {
     fn hint(&self) -> Option<String> {
         match self {
-            Self::Unknown { .. } => Some("`tuning/README.md` says what a table may say of a chip".into()),
+            Self::Unknown { .. } => Some("`tuning/README.md` describes what a table may say about a chip".into()),
             Self::Render(error) => error.hint(),
             Self::Compile(error) => error.hint(),
             Self::Object(error) => error.hint(),

@@ -31,7 +31,7 @@ const AMD_MAX_BLOCKS: u32 = 16;
 /// Blocks that an SM of an NVIDIA GPU holds at most.
 const NVIDIA_MAX_BLOCKS: u32 = 32;
 
-/// What a chip can do.
+/// A chip's peaks, from which times are predicted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chip {
     /// Compute units: CUs, on RDNA halves of a WGP, on NVIDIA SMs.

@@ -135,7 +135,7 @@ impl Prediction {
         parts.iter().map(|part| part.powf(OVERLAP)).sum::<f64>().powf(1.0 / OVERLAP)
     }
 
-    /// The longest part.
+    /// The longest part of the time, which bounds the kernel.
     pub fn bound(&self) -> Bound {
         let waves = if self.compute_s > 0.6 * self.waves_s { Bound::Compute } else { Bound::Latency };
         let parts = [

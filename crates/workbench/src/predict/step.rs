@@ -65,7 +65,7 @@ pub struct StepTime {
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// What a launch has to do cannot be counted.
-    #[error("could not count what `{label}` has to do")]
+    #[error("could not count the work of `{label}`")]
     Work {
         label: String,
         #[source]

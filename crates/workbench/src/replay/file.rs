@@ -84,7 +84,7 @@ pub struct StoredLaunch {
     pub args: Vec<StoredArg>,
 }
 
-/// What a tensor held.
+/// An argument of a captured launch, with its bytes.
 #[derive(Clone, Debug)]
 pub struct StoredArg {
     pub name: String,

@@ -50,7 +50,7 @@ pub struct On<'a> {
     pub options: &'a [&'a str],
 }
 
-/// What came of it.
+/// Outputs, errors and times of a replayed launch.
 #[derive(Debug)]
 pub struct Replayed {
     /// The parameters, complete.
@@ -118,7 +118,7 @@ impl hint::Hint for ReplayError {
         match self {
             Self::Render(error) => error.hint(),
             Self::Argument { .. } | Self::Missing { .. } => {
-                Some("the contract is another than when it was captured: capture the launch again".into())
+                Some("the contract has changed since: capture the launch again".into())
             }
             _ => None,
         }

@@ -11,7 +11,6 @@ use kernel::target::Target;
 /// A compiled kernel that may be judged.
 #[derive(Clone, Debug)]
 pub(crate) struct Object {
-    /// Its bytes.
     pub(crate) bytes: Arc<[u8]>,
     /// What a GPU's object uses.
     pub(crate) uses: Option<Uses>,

@@ -19,7 +19,7 @@ pub const DOUBT: f64 = 0.10;
 /// What holds at a number of rows is taken to hold at such a part of it more or less.
 const NEARBY: u32 = 4;
 
-/// How rows are made.
+/// How measurements become tuning rows: their kind, and which rows they replace.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// Where the times come from.

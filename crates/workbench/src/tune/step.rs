@@ -22,7 +22,7 @@ pub struct StepWork {
 
 /// What measures whole works.
 pub trait Steps {
-    /// What can go wrong.
+    /// An error of measuring a step.
     type Error;
 
     /// Does a work with the tables as they are, or with new rows before them, and gives its tokens per second.

@@ -82,14 +82,14 @@ pub enum TuneError {
     #[error("compiling the candidates ended: {said}")]
     Compiling { said: String },
     /// The time was over before it was known how what the tables say compares.
-    #[error("the time was over")]
+    #[error("the time limit was reached")]
     TimeIsOver,
     /// No template has parameters that were asked for.
     #[error("no template of `{op}` has legal parameters as `--variant` and `--params` say")]
     NothingToTry { op: String },
 }
 
-/// What is tried.
+/// How many candidates and rounds a search may take.
 #[derive(Clone, Debug)]
 pub struct TuneEffort {
     /// Most parameter sets of a template that are tried for a number of rows.

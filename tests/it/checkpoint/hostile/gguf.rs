@@ -98,10 +98,7 @@ fn headers_that_lie_are_refused() {
         ),
         ([header(3, 0, 1), text(b"\xff")].concat(), "the name of key 0 is not UTF-8 at offset 32"),
         (file().key(key("a", STRING, &text(b"x\xc3"))).bytes(), "the value of `a` is not UTF-8 at offset 46"),
-        (
-            file().key(key("a", U32, &[0; 4])).key(key("a", U32, &[0; 4])).bytes(),
-            "key 1 is `a`, which is there already",
-        ),
+        (file().key(key("a", U32, &[0; 4])).key(key("a", U32, &[0; 4])).bytes(), "key 1 is `a`, a duplicate"),
         (file().key(key("a", 13, &[0; 8])).bytes(), "the value of `a` has a value of type 13"),
         (file().key(key("a", 7, &[2])).bytes(), "the key `a` is 2, expected a bool, 0 or 1"),
         (file().key(array("a", ARRAY, 1, &[0; 32])).bytes(), "the array `a` has a value of type 9"),
@@ -128,7 +125,7 @@ fn headers_that_lie_are_refused() {
         (a().tensor(tensor("b", &[2], F32, 0)).data(64).bytes(), "`b` begins at byte 0 of the data, expected 32"),
         (a().tensor(tensor("b", &[2], F32, 24)).data(64).bytes(), "`b` begins at byte 24 of the data, expected 32"),
         (a().tensor(tensor("b", &[2], F32, u64::MAX)).data(64).bytes(), "`b` begins at byte 18446744073709551615"),
-        (a().tensor(tensor("a", &[2], F32, 32)).data(40).bytes(), "tensor 1 is `a`, which is there already"),
+        (a().tensor(tensor("a", &[2], F32, 32)).data(40).bytes(), "tensor 1 is `a`, a duplicate"),
         (a().data(32).bytes(), "the key `general.architecture` is missing"),
     ];
     let folder = tempfile::tempdir().expect("a temporary folder");

@@ -86,7 +86,7 @@ fn all_tensors_that_do_not_fit_are_listed_in_one_error() {
     assert_eq!(changed.len(), header.len());
     fs::write(&path, [&whole[..8], changed.as_bytes(), &whole[8 + length..]].concat()).expect("written");
     for line in [
-        "5 of the tensors are not what the dimensions of the model ask for:",
+        "5 of the tensors do not match the model's dimensions:",
         "\n    `embedding.weight` is (96, 331), expected (331, 96)",
         "\n    `unembedding.weight` is (96, 331), expected (331, 96)",
         "\n    `norm.scale` consists of I16, expected BF16, F16 or F32",

@@ -107,7 +107,7 @@ fn a_device_that_makes_no_sense_is_listed_with_its_problem() {
     let room = Room::new("wave_size = 7");
     let report = room.json(&["devices", "--json"]);
     let problem = report["devices"][0]["problem"].as_str().expect("text");
-    assert_eq!(problem, "hip:0: what the runtime says cannot be: the wave size is 7");
+    assert_eq!(problem, "hip:0: the runtime reports an impossible wave size: 7");
 }
 
 pub(super) fn check<'a>(report: &'a Value, name: &str) -> &'a Value {

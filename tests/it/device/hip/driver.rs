@@ -368,7 +368,7 @@ fn a_runtime_that_does_not_start_or_makes_no_sense_is_refused() {
     }
     let room = Room::new("wave_size = 0");
     let error = said(&room.runtime().facts(0).unwrap_err());
-    assert_eq!(error, "hip:0: what the runtime says cannot be: the wave size is 0");
+    assert_eq!(error, "hip:0: the runtime reports an impossible wave size: 0");
     let room = Room::new("arch = Radeon");
     let error = said(&room.runtime().facts(0).unwrap_err());
     assert!(error.ends_with("the arch is `Radeon`"), "{error}");

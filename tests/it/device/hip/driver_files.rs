@@ -90,8 +90,7 @@ fn an_override_that_hides_a_chip_is_ignored_and_told() {
     system(&room, 110_501);
     let [driver, runtime] = checks(&room, &[("HSA_OVERRIDE_GFX_VERSION", "11.0.0")]);
     assert_eq!((&driver["state"], &runtime["state"]), (&"ok".into(), &"ok".into()));
-    let said = "`HSA_OVERRIDE_GFX_VERSION=11.0.0` is ignored: node 1 is a gfx1151, and kernels are compiled for what a \
-                chip is; unset it";
+    let said = "`HSA_OVERRIDE_GFX_VERSION=11.0.0` is ignored: node 1 is a gfx1151, and kernels are compiled for the actual chip; unset it";
     assert_eq!(driver["details"][2], said, "{driver}");
     // One that says the same as the driver is nobody's business.
     let [driver, _] = checks(&room, &[("HSA_OVERRIDE_GFX_VERSION", "11.5.1")]);

@@ -83,7 +83,7 @@ fn memory_that_is_gone_in_the_middle_ends_requests_and_not_the_server() {
         server.signal();
         let (status, log) = server.ended();
         assert_eq!(status.code(), Some(0), "{log}");
-        assert!(log.contains("requests end, for which the device has no memory"), "{log}");
+        assert!(log.contains("requests end, because the device has no memory"), "{log}");
     }
 }
 

@@ -129,7 +129,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
     let torn = format!("{}\n{}", lines[..5].join("\n"), &lines[5][..lines[5].len() - 3]);
     fs::write(&records, torn).expect("written");
     let ran = job.run(&out, &[]).ok();
-    assert!(ran.stderr.contains("note: 4 of 40 answers are there from before"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: 4 of 40 answers were finished before"), "{}", ran.stderr);
     assert!(ran.stderr.contains("40 prompts (4 of them answered before), "), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
 
@@ -154,7 +154,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
 
     // Records of other settings, or of other prompts, are refused and stay.
     let stderr = job.run(&again, &["-T", "1"]).fails_with_hint(1);
-    assert!(stderr.contains("its 1 answers are with other settings: `temperature` was 2.0, is 1.0"), "{stderr}");
+    assert!(stderr.contains("its 1 answers have other settings: `temperature` was 2.0, is 1.0"), "{stderr}");
     let stderr = job.run(&again, &["-s", "8"]).fails_with_hint(1);
     assert!(stderr.contains("`seed` was 7, is 8") && stderr.contains("--restart"), "{stderr}");
     let prompts = fs::read_to_string(&job.input).expect("there");
@@ -162,7 +162,7 @@ fn a_torn_line_and_answers_that_are_there_are_told_apart() {
     changed[1 + index as usize] = "AhAhAhAh";
     fs::write(&job.input, changed.join("\n") + "\n").expect("written");
     let stderr = job.run(&again, &[]).fails_with_hint(1);
-    assert!(stderr.contains(&format!("prompts.txt`, line {}) is to another prompt", index + 2)), "{stderr}");
+    assert!(stderr.contains(&format!("prompts.txt`, line {}) is for another prompt", index + 2)), "{stderr}");
     assert_eq!(n_lines(&records), 2);
     fs::write(&job.input, prompts).expect("written");
     let ran = job.run(&again, &["--restart"]).ok();
@@ -190,7 +190,7 @@ fn a_disk_that_is_full_keeps_what_was_finished() {
     assert!((10..200).contains(&n_kept), "{n_kept}");
     assert!(fs::read(&records).expect("there").ends_with(b"\n"), "nothing half written is left");
     let ran = job.run(&out, &[]).ok();
-    assert!(ran.stderr.contains(&format!("note: {n_kept} of 200 answers are there from before")), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("note: {n_kept} of 200 answers were finished before")), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
 }
 

@@ -62,7 +62,7 @@ fn a_shard_may_have_no_prompt_and_needs_a_place_for_its_answers() {
     let stderr = job.counter.run(&["-m", "getp", "-i", &job.input, "--shard", "0/2"]).fails(2);
     assert!(stderr.contains("`-o FILE` or `--records FILE` says where"), "{stderr}");
     let stderr = job.with("run", &out, &[], &[("RANK", "1")]).fails_with_hint(1);
-    assert!(stderr.contains("torchrun is half there: RANK is set and WORLD_SIZE is not"), "{stderr}");
+    assert!(stderr.contains("torchrun's environment is incomplete: RANK is set, but WORLD_SIZE is not"), "{stderr}");
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn replicas_make_the_same_file_and_one_that_is_killed_or_stopped_ends_the_run_wi
     let expected = format!("the replica on cpu (1 of 2) (process {stopped}) has said nothing for 1");
     assert!(stderr.contains(&expected) && stderr.contains(" s, since it is stopped"), "{stderr}");
     let ran = job.run(&out, &["-g", "3"]).ok();
-    assert!(ran.stderr.contains(" of 800 answers are there from before"), "{}", ran.stderr);
+    assert!(ran.stderr.contains(" of 800 answers were finished before"), "{}", ran.stderr);
     job.is_as_undisturbed(&out);
     assert!(!records.exists());
 }

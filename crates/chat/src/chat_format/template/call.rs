@@ -1,4 +1,4 @@
-//! One call, or a list of them, out of the text of an answer: whether it is whole, may become so, or is none.
+//! Parses a call, or a list of calls, in an answer's text: complete, incomplete, or not a call.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,10 +23,12 @@ const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Calls, in so many bytes.
-    Whole { calls: Vec<Call>, len: usize },
+    Whole {
+        calls: Vec<Call>,
+        len: usize,
+    },
     /// What may become calls.
     Open,
-    /// No call.
     Malformed,
 }
 

@@ -1,4 +1,4 @@
-//! JSON that comes in pieces: as far as it may be the beginning of an object, and where that ends.
+//! JSON that arrives in pieces: how much of it can begin an object, and where the object ends.
 
 /// An object, as far as it was read: what `serde_json` takes, byte for byte, but of any depth.
 #[derive(Clone, Debug, Default)]
@@ -13,7 +13,6 @@ pub(super) struct JsonPrefix {
 pub(super) enum PrefixEnd {
     /// The beginning of an object.
     Open,
-    /// The object ends.
     Whole,
     /// What comes now is of no object.
     Wrong,

@@ -1,6 +1,6 @@
-//! The checkpoint's chat template as a chat format: it writes the prompts. What the model writes after them up to the
-//! end of its turn is its answer, in which `markup` says how thoughts and calls are marked: `reader` finds them, and
-//! `grammar` holds the model to them.
+//! The checkpoint's chat template as a chat format: the template writes prompts. The answer is the model's text up to
+//! the end of its turn. `markup` says how reasoning and calls are marked, `reader` finds them, and `grammar` enforces
+//! them.
 
 mod answer;
 mod call;

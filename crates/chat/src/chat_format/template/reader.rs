@@ -1,11 +1,9 @@
-//! The text of an answer as it comes: what is thought, what is said, and which tools are called.
+//! Splits an answer's text, as it arrives, into reasoning, content and tool calls.
 //!
-//! What may be the beginning of a mark is held back until more text decides it, and so are blanks that may stand before
-//! one. Where the arguments of a call are JSON behind the name of a tool that was offered, they are told as they come,
-//! as far as they are JSON. Other calls are told when they are whole. Nothing is lost, and nothing told twice: what
-//! turns out to be no call is words like others; of one whose arguments break, or are not ended as they should be, all
-//! that is behind them is words. It stays a call, since a client cannot take back what it was told, and looks at
-//! arguments before it uses them in any case.
+//! Text that may begin a marker is held back until more text decides, and so are blanks before it. Arguments of an
+//! offered tool are streamed as far as they are JSON; other calls are sent when they are complete. Nothing is lost or
+//! sent twice: text that turns out not to be a call becomes content. If arguments break, or lack their end, the rest
+//! becomes content; the call stays, because streamed parts cannot be taken back and clients check arguments.
 
 use std::sync::Arc;
 
@@ -58,7 +56,6 @@ enum State {
     Words,
     Call {
         scan: Scan,
-        /// What surrounds it.
         around: Around,
     },
     Arguments {
@@ -89,7 +86,6 @@ impl State {
     }
 }
 
-/// What was before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum After {
     Nothing,

@@ -25,7 +25,6 @@ fn o200k() -> (Tokenizer, Arc<Grammars>) {
     (tokenizer, grammars.clone())
 }
 
-/// The tiny model's.
 fn tiny() -> (Tokenizer, Arc<Grammars>) {
     let file = fixtures::repository("examples/tiny/tokenizer.bin");
     let tokenizer = Tokenizer::from_file(&file, None, None).expect("it is there");

@@ -74,7 +74,7 @@ impl Profile {
         rows
     }
 
-    /// All launches.
+    /// The sum over all nodes.
     pub fn total(&self) -> ProfileEntry {
         let mut total = ProfileEntry::default();
         self.entries.values().for_each(|entry| total += *entry);

@@ -311,7 +311,6 @@ fn frame(bytes: &[u8]) -> io::Result<Vec<u8>> {
     compressor.compress(bytes)
 }
 
-/// What a frame holds.
 #[cfg(target_os = "linux")]
 pub(super) fn unpacked(frame: &[u8]) -> io::Result<Vec<u8>> {
     use std::io::Read;
@@ -327,7 +326,6 @@ fn frame(_bytes: &[u8]) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::Unsupported.into())
 }
 
-/// What a frame holds.
 #[cfg(not(target_os = "linux"))]
 pub(super) fn unpacked(_frame: &[u8]) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::Unsupported.into())

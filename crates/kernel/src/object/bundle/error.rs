@@ -11,7 +11,7 @@ pub enum BundleError {
     #[error("could not open it")]
     Open(#[source] io::Error),
     /// It does not end as a bundle does.
-    #[error("it is no bundle: expected `{expected}` at its end")]
+    #[error("it is not a bundle: expected `{expected}` at its end")]
     NotABundle { expected: &'static str },
     /// It is a bundle of another version of this program's.
     #[error("it has format {found}; expected {expected}")]
@@ -20,7 +20,7 @@ pub enum BundleError {
     #[error("{what} does not match its SHA-256")]
     Checksum { what: &'static str },
     /// A part of it does not fit the rest.
-    #[error("{what} is not whole")]
+    #[error("{what} is incomplete")]
     Damaged { what: &'static str },
     /// A frame could not be unpacked.
     #[error("could not unpack a part of it")]
@@ -34,7 +34,7 @@ impl Hint for BundleError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Open(_) => {
-                Some("a bundle and its folder belong to you or to root, and nobody else may write there".into())
+                Some("a bundle and its folder must belong to you or root, and be writable by no other user".into())
             }
             _ => Some("`gptoss-jit bundle` makes it anew".into()),
         }

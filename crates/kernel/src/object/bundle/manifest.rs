@@ -45,7 +45,7 @@ pub struct BundleTarget {
     pub compiler_description: String,
 }
 
-/// A kernel.
+/// A kernel in a bundle: its key, and what it was rendered for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundledKernel {

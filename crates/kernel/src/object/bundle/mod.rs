@@ -70,7 +70,7 @@ impl Bundles {
         bundles
     }
 
-    /// All of them.
+    /// The bundles that are used, in the order of the search.
     pub fn all(&self) -> &[Bundle] {
         &self.bundles
     }

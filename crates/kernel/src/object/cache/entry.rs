@@ -39,7 +39,7 @@ pub struct CacheEntry {
     pub(super) used: Option<Arc<LockFile>>,
 }
 
-/// A fresh object.
+/// A compiled object to publish.
 #[derive(Clone, Debug)]
 pub struct NewObject {
     pub object: Vec<u8>,
@@ -232,13 +232,13 @@ pub enum Damage {
         found: u32,
     },
     /// The entry is not the one that its name says.
-    #[error("its key has the digest {found}, which is not its name")]
+    #[error("its key has the digest {found}, which does not match its name")]
     Key {
         /// The digest of the key in it.
         found: Digest,
     },
     /// A file that no entry has.
-    #[error("it holds `{name}`, which is no file of an entry")]
+    #[error("it contains `{name}`, which does not belong in an entry")]
     Stranger { name: String },
 }
 

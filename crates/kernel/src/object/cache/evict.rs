@@ -14,7 +14,7 @@ use system::lock_file::LockFile;
 const FAILURES_KEPT: Duration = Duration::from_secs(7 * 24 * 3600);
 const PRUNE_EVERY: Duration = Duration::from_secs(3600);
 
-/// What to prune to.
+/// Size and age down to which entries are removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PruneOptions {
     /// Remove the least recently used until the rest takes at most this.

@@ -89,9 +89,9 @@ impl Hint for CacheError {
             Self::Distrusted { path, source: Distrust::Writable { .. } } => {
                 Some(format!("`chmod go-w {}`, after making sure that its contents are yours", path.display()))
             }
-            Self::Distrusted { .. } => Some("set `GPTOSS_JIT_CACHE` to a folder of your own".into()),
+            Self::Distrusted { .. } => Some("set `GPTOSS_JIT_CACHE` to a folder that belongs to you".into()),
             Self::Damaged { .. } | Self::Findings { .. } => {
-                Some("`gptoss-jit cache verify --repair` moves what is damaged aside".into())
+                Some("`gptoss-jit cache verify --repair` moves damaged entries aside".into())
             }
             Self::NoSuchEntry { .. } | Self::Ambiguous { .. } => Some("`gptoss-jit cache ls` lists the entries".into()),
             Self::SizeVariable { .. } => Some("leave it unset to let the cache grow to 2 GiB".into()),

@@ -40,7 +40,7 @@ pub enum CompileError {
         deadline_s: u64,
     },
     /// Nothing is compiled any more, as was asked for.
-    #[error("did not compile kernel `{kernel}`: the time was over")]
+    #[error("did not compile kernel `{kernel}`: the time limit was reached")]
     TimeIsOver { kernel: Box<str> },
     /// The canary kernel did not compile.
     #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
@@ -160,7 +160,7 @@ impl Hint for CompileError {
             Self::TimeIsOver { .. } => None,
             Self::NotThere { hint, .. } => Some((*hint).into()),
             Self::CompilerChanged { .. } => Some("start the program again".into()),
-            Self::Folder { .. } => Some("set `TMPDIR` to a folder that can be written and has room".into()),
+            Self::Folder { .. } => Some("set `TMPDIR` to a writable folder with free space".into()),
             Self::NotStarted { .. } => {
                 Some("`ulimit -u` shows how many processes may run; `GPTOSS_JIT_JOBS=1` needs the fewest".into())
             }

@@ -1,6 +1,6 @@
-//! Whose fault a failure is. Only what a compiler says of a line of the kernel's text is held against the kernel: that
-//! comes again with the same text. All else (a linker, a full disk, no memory, no processes, a missing file) may be
-//! gone the next time, however it is worded.
+//! Decides whether a failure is the kernel's fault. Only a compiler's message about a line of the kernel's text counts:
+//! it comes again with the same text. Everything else (a linker, a full disk, no memory, no processes, a missing file)
+//! may be gone the next time, however it is worded.
 
 use std::sync::LazyLock;
 

@@ -1,5 +1,5 @@
-//! Who a compiler is. Version numbers do not say it (`hiprtcVersion()` is 9.0 in every release), so the identity is a
-//! digest of what the compiler states of itself and of the object that it makes from a fixed kernel.
+//! The identity of a compiler. Version numbers do not determine it (`hiprtcVersion()` is 9.0 in every release), so the
+//! identity is a digest of what the compiler reports and of the object that it makes from a fixed kernel.
 //!
 //! Compiling that canary takes 0.05 to 0.3 s, more than a whole warm start should. So identities are remembered on
 //! disk next to stamps of the compiler's files. The record is an accelerator only: it never vouches for an object,

@@ -281,7 +281,7 @@ impl Compilers {
     fn absent(&self, compiler: &str, target: &str, error: CompileError) -> Result<KnownCompilers, CompileError> {
         let last = error.is_absence().then(|| identity::last_known(&self.options, compiler, target)).flatten();
         let Some(identity) = last else { return Err(error) };
-        tracing::warn!("{} is not there: kernels come from the cache alone", title(compiler));
+        tracing::warn!("{} is missing: kernels come only from the cache", title(compiler));
         let (identity, toolchain) = (Arc::new(identity), Toolchain::new(compiler, None));
         Ok(KnownCompilers { identity, toolchain, stated: None, absence: Some(error) })
     }

@@ -1,4 +1,4 @@
-//! What a file looks like from outside: enough to notice that it was replaced.
+//! A file's metadata: enough to notice that it was replaced.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};

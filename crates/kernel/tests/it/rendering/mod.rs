@@ -20,7 +20,6 @@ fn fixtures() -> PathBuf {
     ::fixtures::repository("tests/fixtures/templates")
 }
 
-/// The fixtures alone.
 fn library() -> Library {
     Library::from_layers(vec![Layer::read(&fixtures()).expect("the fixtures are readable")])
 }

@@ -87,13 +87,12 @@ pub enum GgufError {
         found: u64,
     },
     /// A key or a tensor is there twice.
-    #[error("{part} is `{name}`, which is there already")]
+    #[error("{part} is `{name}`, a duplicate")]
     Duplicate {
         /// `key 7` or `tensor 7`.
         part: String,
         name: String,
     },
-    /// Text is not UTF-8.
     #[error("{part} is not UTF-8 at offset {offset}")]
     NotUtf8 {
         part: String,
@@ -167,14 +166,14 @@ impl Hint for GgufError {
             Self::Version { found } if found.swap_bytes() == VERSION => {
                 "the file is big-endian: convert it on a little-endian machine".into()
             }
-            Self::PartName { .. } => "give all parts the names back that they had: they are found by them".into(),
+            Self::PartName { .. } => "restore the original names of all parts: the parts are found by them".into(),
             Self::MissingKey { key } | Self::Key { key, .. } if key.starts_with("split.") => {
-                "the parts are not of one model: download them again, each under its own name".into()
+                "the parts belong to different models: download them again under their own names".into()
             }
             Self::MissingKey { .. } | Self::Key { .. } => {
-                "`gptoss-jit models ls` lists the families that are read, as llama.cpp's converter writes it".into()
+                "`gptoss-jit models ls` lists the known families, in files of llama.cpp's converter".into()
             }
-            _ => "whatever wrote this file did not keep to the format: convert the model again".into(),
+            _ => "the program that wrote this file violated the format: convert the model again".into(),
         })
     }
 }
