@@ -170,7 +170,7 @@ impl DeviceArgs {
         let has_host_layers = self.placement.asked_layers() > 0 || shares.yields;
         let is_chunk_asked = cache.chunk.is_some();
         let chunk = cache.chunk_on(&pipeline, streams && has_host_layers)?;
-        let (chunk, speculate) = (Some(chunk), Some(cache.speculate_on(pipeline.target())));
+        let (chunk, speculate) = (Some(chunk), Some(cache.speculate_on(pipeline.target(), precision)));
         let cache = &KvArgs { chunk, speculate, ..cache.clone() };
         let kv_budget_bytes = cache.budget_bytes(shares, kv::is_large(&pipeline)?);
         let spare_bytes = match pipeline.memory()? {

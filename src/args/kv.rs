@@ -101,7 +101,7 @@ impl Hint for NoSuchLayer {
 /// Whether tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Speculate {
-    /// On the cpu
+    /// On the cpu, and on a GPU in bf16
     Auto,
     /// On any device
     On,
@@ -162,10 +162,10 @@ impl KvArgs {
     }
 
     /// Whether tokens are drafted on a target: on or off.
-    pub(super) fn speculate_on(&self, target: &Target) -> Speculate {
+    pub(super) fn speculate_on(&self, target: &Target, precision: Precision) -> Speculate {
         match self.speculate {
             Some(Speculate::On) => Speculate::On,
-            Some(Speculate::Auto) if !target.is_gpu() => Speculate::On,
+            Some(Speculate::Auto) if DraftOptions::usual_on(target, precision).is_some() => Speculate::On,
             _ => Speculate::Off,
         }
     }

@@ -144,7 +144,7 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
         kv_budget_bytes: left.map_or(usize::MAX, |left| left / 2),
         max_prompt_rows: None,
         prefix_cache: PrefixCache::new(SNAPSHOTS),
-        drafts: (!pipeline.target().is_gpu()).then_some(DraftOptions::USUAL),
+        drafts: DraftOptions::usual_on(pipeline.target(), precision),
     };
     let options = EngineOptions { pipeline, peers: vec![], host: None, model, watchdog: None };
     let engine = Engine::load(&checkpoint, options, &())?;

@@ -11,6 +11,9 @@
 
 use std::collections::HashMap;
 
+use kernel::target::Target;
+use kernel::template::Precision;
+
 /// How tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DraftOptions {
@@ -23,9 +26,16 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// For a processor, where a row of a step of several takes a good part of what a step of one row does: few drafts
-    /// that are wrong. Steps were counted with these; what they take was not measured.
+    /// Few drafts that are wrong, since each takes a part of a step of its own on every device.
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
+
+    /// [`Self::USUAL`] where drafts gain and cost nothing: on cores, and on a GPU in bf16. One H100, gpt-oss-20b: a text
+    /// that repeats 574 to 1,445 tok/s, four at a time 1,153 to 1,456, and others as without. With f32, whose rows no
+    /// matrix unit shares, four texts went from 1,610 to 848 tok/s (four layers).
+    pub fn usual_on(target: &Target, precision: Precision) -> Option<Self> {
+        let gains = !target.is_gpu() || (precision == Precision::Bf16 && !target.is_simulated);
+        gains.then_some(Self::USUAL)
+    }
 
     /// Draft rows of a step of so many sequences, at most.
     pub(crate) fn most_rows(&self, n_slots: usize) -> usize {
