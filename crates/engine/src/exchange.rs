@@ -15,6 +15,9 @@ pub struct Exchange {
     drivers: Vec<Arc<dyn Driver>>,
     /// For each device, as it sees it.
     arrived: Vec<BufferView>,
+    /// For each device, as it sees them: the shares of a sum, and which slices of them are there.
+    shares: Vec<BufferView>,
+    summed: Vec<BufferView>,
     /// By its name, each for every device as it sees it.
     parts: Vec<(&'static str, Vec<BufferView>)>,
     /// How often the devices met, as they count it themselves.
@@ -37,6 +40,9 @@ pub struct ExchangeSizes {
 /// Copies whose times are taken.
 const COPIES: usize = 5;
 
+/// In how many slices a kernel may sum its share: `n_slices` of `templates/all_reduce/two_shot.hip.j2` at most.
+const MAX_SLICES: usize = 512;
+
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
 const LOST_AHEAD: u32 = 1 << 30;
 
@@ -49,13 +55,17 @@ impl Exchange {
         let (first, others) = drivers.split_first().expect("there is a device");
         let others: Vec<&dyn Driver> = others.iter().map(|other| &**other).collect();
         let shared = |len_elements| first.shared(&others, 4 * len_elements);
-        let arrived = shared(drivers.len() * sizes.n_meetings)?;
+        let n_devices = drivers.len();
+        let arrived = shared(n_devices * sizes.n_meetings)?;
+        let summed = shared(n_devices * MAX_SLICES)?;
+        let shares = shared(sizes.sum.div_ceil(64 * n_devices) * 64)?;
         // Of two sums that follow each other, one is after attention and one after the experts.
         let mut parts = vec![("attn", shared(sizes.sum)?), ("mlp", shared(sizes.sum)?)];
         if sizes.logits > 0 {
             parts.extend([("logits", shared(sizes.logits)?), ("candidate", shared(sizes.logit_rows)?)]);
         }
-        let exchange = Self { drivers, arrived, parts, step: Arc::default(), n_meetings: sizes.n_meetings };
+        let n_meetings = sizes.n_meetings;
+        let exchange = Self { drivers, arrived, shares, summed, parts, step: Arc::default(), n_meetings };
         exchange.try_out()?;
         Ok(exchange)
     }
@@ -86,7 +96,9 @@ impl Exchange {
                 }
             }
         }
-        self.drivers[0].write(&self.arrived[0], &vec![0; self.arrived[0].len_bytes()])?;
+        for view in [&self.arrived[0], &self.summed[0]] {
+            self.drivers[0].write(view, &vec![0; view.len_bytes()])?;
+        }
         self.drivers[0].wait() // before another device says that it has arrived
     }
 
@@ -99,7 +111,7 @@ impl Exchange {
     /// Without a second device.
     pub fn copy_bytes_per_s(&self) -> Result<f64, GpuError> {
         let (driver, (_, views)) = (&self.drivers[0], &self.parts[0]);
-        let part_bytes = 4 * self.strides().sums;
+        let part_bytes = 4 * self.strides().parts;
         let part = |i: usize| views[0].slice(i * part_bytes, part_bytes).expect("each device has a part");
         let mut best = Duration::MAX;
         for _ in 0..COPIES {
@@ -116,12 +128,20 @@ impl Exchange {
     pub fn strides(&self) -> Strides {
         let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
         let of = |name| self.parts.iter().find(|(other, _)| *other == name).map_or(0, |(_, views)| stride(views));
-        Strides { sums: of("attn"), logits: of("logits"), candidates: of("candidate"), arrived: stride(&self.arrived) }
+        Strides {
+            parts: of("attn"),
+            sums: stride(&self.shares),
+            summed: stride(&self.summed),
+            logits: of("logits"),
+            candidates: of("candidate"),
+            arrived: stride(&self.arrived),
+        }
     }
 
     /// The tensors of a device that lie there, as it sees them.
     pub fn views(&self, rank: usize) -> Vec<(String, BufferView)> {
-        let mut views = vec![("arrived".to_owned(), self.arrived[rank].clone())];
+        let whole = [("arrived", &self.arrived), ("sums", &self.shares), ("summed", &self.summed)];
+        let mut views = whole.map(|(name, of_all)| (name.to_owned(), of_all[rank].clone())).to_vec();
         for (name, of_all) in &self.parts {
             let whole = of_all[rank].clone();
             let part_bytes = whole.len_bytes() / self.drivers.len();
@@ -166,9 +186,14 @@ impl Exchange {
     /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way. One
     /// device that still works is enough.
     pub fn lose(&self) {
-        let ahead = self.step.load(Ordering::Relaxed).wrapping_add(LOST_AHEAD);
-        let mut devices = self.drivers.iter().zip(&self.arrived);
-        if !devices.any(|(driver, view)| driver.fill_now(view, ahead).is_ok()) {
+        let step = self.step.load(Ordering::Relaxed);
+        let (arrived, summed) = (step, step.wrapping_mul(self.n_meetings as u32));
+        let [arrived, summed] = [arrived, summed].map(|latest| latest.wrapping_add(LOST_AHEAD));
+        let told = |(at, driver): (usize, &Arc<dyn Driver>)| {
+            let first = driver.fill_now(&self.arrived[at], arrived);
+            first.and_then(|()| driver.fill_now(&self.summed[at], summed)).is_ok()
+        };
+        if !self.drivers.iter().enumerate().any(told) {
             tracing::debug!("no device could tell the others that one is lost");
         }
     }

@@ -6,8 +6,35 @@ use super::random::Random;
 use super::tensor::Tensor;
 use format::Dtype;
 
+/// Parts, and the shares of the other ranks as they have summed and told them.
 pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
-    inputs(case, case.dim("hidden_size")?, random)
+    let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
+    let (n_elements, rank) = (case.n_tokens()? * hidden_size, case.scalar("rank")?);
+    let (part_stride, sums_stride) = (case.scalar("part_stride")?, case.scalar("sums_stride")?);
+    let summed_stride = case.scalar("summed_stride")?;
+    let share = n_elements.div_ceil(64 * ranks) * 64;
+    if share > sums_stride || sums_stride % 64 != 0 || summed_stride % ranks != 0 {
+        let why = format!("{ranks} shares of {share} elements, strides {sums_stride} and {summed_stride}");
+        return Err(ReferenceError::Contradiction { why });
+    }
+    let mut inputs = inputs(case, hidden_size, random)?;
+    let part = inputs["part"].values();
+    let mut sums = random.normals(Dtype::F32, ranks * sums_stride, 1.0).values().to_vec();
+    let others = (0..n_elements).map(|i| (i / share, i)).filter(|(r, _)| *r != rank);
+    for (r, i) in others {
+        sums[r * sums_stride + i % share] = (0..ranks).map(|of| part[of * part_stride + i]).sum();
+    }
+    // Flags count on modulo 2^32 from one step to the next.
+    let [step, n_flags, flag] =
+        [inputs["step"].values()[0] as u32, case.scalar("n_flags")? as u32, case.scalar("flag")? as u32];
+    let now = step.wrapping_mul(n_flags).wrapping_add(flag);
+    let mut summed: Vec<f64> = (0..ranks * summed_stride).map(|_| random.below(2000) as f64).collect();
+    for (i, told) in summed[rank * summed_stride..][..summed_stride].iter_mut().enumerate() {
+        *told = now.wrapping_add((i % 3) as u32).into();
+    }
+    inputs
+        .extend(named([("sums", Tensor::rounded(Dtype::F32, sums)), ("summed", Tensor::rounded(Dtype::U32, summed))]));
+    Ok(inputs)
 }
 
 pub(super) fn all_gather_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
@@ -62,7 +89,7 @@ fn inputs(case: &Case, row_len: usize, random: &mut Random) -> Result<Tensors, R
     ]))
 }
 
-/// y[t, c] = sum over r of part[r, t, c]; arrived[r, rank, flag] = step
+/// y[t, c] = sum over r of part[r, t, c]; arrived[r, rank, flag] = step; of shares and their flags nothing is said
 pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
     let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
@@ -70,7 +97,14 @@ pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, Refer
     let parts = |i: usize| (0..ranks).map(move |r| part.values()[r * part_stride + i]);
     let sum = |i: usize| (parts(i).sum(), parts(i).map(f64::abs).sum());
     let y = (0..case.n_tokens()? * hidden_size).map(sum).collect();
-    Ok([("y".to_owned(), Output::scaled(y)), ("arrived".to_owned(), told(case, arrived, step)?)].into())
+    let anything = |len| Output { values: vec![0.0; len], scale: vec![f64::INFINITY; len] };
+    let outputs = [
+        ("y", Output::scaled(y)),
+        ("arrived", told(case, arrived, step)?),
+        ("sums", anything(ranks * case.scalar("sums_stride")?)),
+        ("summed", anything(ranks * case.scalar("summed_stride")?)),
+    ];
+    Ok(outputs.map(|(name, output)| (name.to_owned(), output)).into())
 }
 
 /// y[t, r * part_len + c] = part[r, t, c]; arrived[r, rank, flag] = step

@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::limits::LimitsError;
 use engine::exchange::{Exchange, ExchangeSizes};
+use engine::graph::forward::Strides;
 use engine::watchdog::Watchdog;
 use kernel::choice::KernelRequest;
 use kernel::pipeline::{LoadedKernel, Pipeline};
@@ -146,13 +147,14 @@ impl<'a> Device<'a> {
         let views: BTreeMap<String, BufferView> = self.exchange.views(self.rank).into_iter().collect();
         let strides = self.exchange.strides();
         let scalars = |flag: usize| {
-            [n_rows, strides.sums, strides.arrived, SUMS, flag, self.rank].map(|value| Argument::U32(value as u32))
+            let Strides { parts, arrived, sums, summed, .. } = strides;
+            [n_rows, parts, arrived, sums, summed, SUMS, flag, self.rank].map(|value| Argument::U32(value as u32))
         };
         let memory = |view: &BufferView| Argument::Memory { view: view.clone(), required_bytes: view.len_bytes() };
         let args: Vec<Vec<Argument>> = (0..SUMS)
             .map(|flag| {
                 let parts = &views[["parts.attn", "parts.mlp"][flag % 2]];
-                let tensors = [parts, &views["arrived"], &step, &y].map(memory);
+                let tensors = [parts, &views["arrived"], &views["sums"], &views["summed"], &step, &y].map(memory);
                 tensors.into_iter().chain(scalars(flag)).collect()
             })
             .collect();

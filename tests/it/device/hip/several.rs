@@ -75,6 +75,45 @@ fn logits_of_several_devices_are_the_same_bits_with_graphs_and_without() {
     }
 }
 
+/// A row that has every sum done share by share.
+const SHARES: &str = r#"
+[provenance.test]
+kind   = "hand"
+date   = "2026-11-27"
+method = "a test"
+
+[[rows]]
+op         = "all_reduce"
+use        = "all_reduce/two_shot"
+params     = { n_slices = 16, block_size = 64 }
+provenance = "test"
+"#;
+
+#[test]
+fn shares_that_devices_fetch_from_each_other_are_the_bits_of_whole_sums() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let room = two("");
+    let at = |name: &str| room.path().join(name).to_str().expect("text").to_owned();
+    // Of 7 rows of 64 numbers, shares have 256 and 192.
+    fs::write(at("ids.txt"), "3 40 77 114 151 188 225 262 299 336 373 410 447 484").expect("written");
+    fs::create_dir(at("tuning")).expect("made");
+    fs::write(room.path().join("tuning/generic.toml"), SHARES).expect("written");
+    let (ids, out, tuning) = (at("ids.txt"), at("logits.npy"), at("tuning"));
+    let logits = |device: &str, more: &[&str]| {
+        let words = ["logits", "--ids", &ids, "-o", &out, "--chunk", "7", "--precision", "f32", "--device", device];
+        said(&room.compiling(&[&words[..], &TWO, more].concat()).output().expect("it starts"));
+        let bytes = fs::read(&out).expect("written");
+        fs::remove_file(&out).expect("it was there");
+        bytes
+    };
+    let whole = logits("sim:gfx1100", &[]);
+    for device in ["sim:gfx1100", "hip"] {
+        assert!(logits(device, &["--tuning", &tuning]) == whole, "{device}");
+    }
+    let listed = said(&room.compiling(&["cache", "ls", "all_reduce/two_shot"]).output().expect("it starts"));
+    assert!(listed.contains("all_reduce/two_shot"), "{listed}");
+}
+
 #[test]
 fn what_the_environment_says_of_graphs_is_0_or_1() {
     let room = two("");

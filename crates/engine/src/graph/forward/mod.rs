@@ -49,7 +49,11 @@ pub struct ForwardOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Strides {
     /// Of `parts.attn` and `parts.mlp`.
+    pub parts: usize,
+    /// Of `sums`: a share of a sum.
     pub sums: usize,
+    /// Of `summed`.
+    pub summed: usize,
     /// Of `parts.logits`.
     pub(crate) logits: usize,
     /// Of `parts.candidate`.
@@ -60,7 +64,7 @@ pub struct Strides {
 
 impl Strides {
     fn part(self, name: &str) -> usize {
-        if name == "logits" { self.logits } else { self.sums }
+        if name == "logits" { self.logits } else { self.parts }
     }
 }
 
@@ -101,7 +105,8 @@ impl Hint for ForwardError {
 /// logit); `inv_freq` (head_dim / 2, f32), and `inv_freq.<rope>` of other ropes; `block_table.<g>`, `k_cache.<l>`,
 /// `v_cache.<l>`, and of a cache with scales `k_scale.<l>`, `v_scale.<l>`. It leaves `logits` and `sampled`. For the
 /// rows that ask for more there are those that `forward/sampling.rs` names. Where several devices compute the model:
-/// `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), and for `<sum>`
+/// `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), `sums` and `summed`
+/// (shares of a sum, as `templates/all_reduce/op.toml` has them), and for `<sum>`
 /// attn and mlp `parts.<sum>` (a part of max_rows for each of them) and `part.<sum>`, which is this one's, so too
 /// `logits` and `candidate` where they share the vocabulary; all but the first have `zeros` (a part), where something
 /// is added to a sum.
@@ -252,7 +257,15 @@ impl Forward<'_> {
         let (number, hidden_size) = (self.n_sums, self.config.hidden_size);
         self.n_sums += 1;
         let label = format!("{label}.all_reduce");
-        self.met(sum, number, label, "all_reduce").dim("hidden_size", hidden_size).arg("y", y);
+        let Strides { sums: sums_stride, summed: summed_stride, .. } = self.options.strides;
+        let (sums, summed) = (self.shared("sums", Dtype::F32), self.shared("summed", Dtype::U32));
+        self.met(sum, number, label, "all_reduce")
+            .dim("hidden_size", hidden_size)
+            .scalar("sums_stride", sums_stride)
+            .scalar("summed_stride", summed_stride)
+            .arg("sums", sums)
+            .arg("summed", summed)
+            .arg("y", y);
         y
     }
 
