@@ -91,6 +91,29 @@ fn every_document_is_in_the_list_of_documents() {
     assert!(missing.is_empty(), "not in docs/README.md: {missing:?}");
 }
 
+/// Links have a test of their own; these are the names in code spans, which a moved file leaves behind.
+#[test]
+fn paths_that_documents_name_exist() {
+    let folders = "benches|chats|crates|docs|examples|fuzz|models|packaging|python|src|templates|tests|tuning";
+    let path = Regex::new(&format!(r"`((?:{folders})/[\w./-]+)`")).expect("a pattern");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let files = fs::read_dir(root.join("docs")).expect("listed").map(|file| file.expect("listed").path());
+    let documents = files.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let others = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "templates/README.md", "tuning/README.md"];
+    let (mut n_paths, mut missing) = (0, Vec::new());
+    for document in documents.chain(others.map(|name| root.join(name))) {
+        let text = fs::read_to_string(&document).expect("a document");
+        for found in path.captures_iter(&text) {
+            n_paths += 1;
+            if !root.join(&found[1]).exists() {
+                missing.push(format!("{}: {}", document.display(), &found[1]));
+            }
+        }
+    }
+    assert!(n_paths > 100, "{n_paths} paths");
+    assert!(missing.is_empty(), "{missing:?}");
+}
+
 /// What Python's type checkers read is written by hand, beside what Rust exports.
 #[test]
 fn the_stubs_of_the_module_name_what_it_has() {

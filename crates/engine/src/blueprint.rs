@@ -16,7 +16,7 @@ use model::checkpoint::Checkpoint;
 use model::config::ModelConfig;
 use model::config::tensor_parallel::TpRank;
 
-/// How a model is run, whatever runs it.
+/// Sizes and precision of a model, on any device.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelOptions {
     /// How exactly sums are done.
@@ -27,7 +27,7 @@ pub struct ModelOptions {
     pub n_slots: usize,
     /// Longest sequence, in tokens.
     pub capacity_tokens: usize,
-    /// Most rows of one step: how long a chunk of a prompt is.
+    /// Most rows of one step, and so the chunk size of prompts.
     pub max_rows: usize,
     /// Most rows of one step that give logits; at least `n_slots`.
     pub max_logit_rows: usize,
@@ -35,20 +35,19 @@ pub struct ModelOptions {
     pub odd_window: Option<usize>,
     /// Memory for keys and values, in bytes.
     pub kv_budget_bytes: usize,
-    /// Most rows of prompts in a step in which others generate; `None` is as many as fit.
+    /// Most prompt rows in a step in which other sequences generate; `None` is as many as fit.
     pub max_prompt_rows: Option<usize>,
-    /// What is kept for prompts that begin alike.
+    /// Sizes of the prefix cache.
     pub prefix_cache: PrefixCache,
-    /// How tokens are drafted; `None` is not at all. Their rows are beside those of `max_logit_rows`.
+    /// How tokens are drafted; `None` disables it. Draft rows come in addition to `max_logit_rows`.
     pub drafts: Option<DraftOptions>,
 }
 
-/// How much is kept for prompts that begin alike: blocks that nobody needs are, and so many snapshots of what the
-/// layers with a window see.
+/// Sizes of the prefix cache: idle blocks are kept, and this many snapshots of the window layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PrefixCache {
-    /// Snapshots at a time, at most; without any, nothing is kept at all. One is made at the end of every prompt and
-    /// every answer, and takes as much memory as a window of each such layer.
+    /// Most snapshots at a time; 0 disables the prefix cache. One is made at the end of every prompt and answer, and
+    /// takes as much memory as a window of each such layer.
     pub n_snapshots: usize,
     /// Tokens of a long prompt after which another one is made.
     pub snapshot_tokens: usize,
@@ -57,10 +56,10 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// Nothing is kept.
+    /// No prefix cache.
     pub const OFF: Self = Self::new(0);
 
-    /// So many snapshots, the usual distance between them, and the blocks that the slots leave.
+    /// This many snapshots, at the default distance, and the blocks that the slots leave.
     pub const fn new(n_snapshots: usize) -> Self {
         Self { n_snapshots, snapshot_tokens: 4096, n_kept: 0 }
     }

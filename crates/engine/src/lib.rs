@@ -59,13 +59,13 @@ use watchdog::{Waiting, Watchdog};
 pub struct EngineOptions {
     /// Where kernels come from and run.
     pub pipeline: Pipeline,
-    /// The same of other devices, which compute the model together with that one; most models need none.
+    /// Pipelines of the other devices of `--tp`; usually none.
     pub peers: Vec<Pipeline>,
-    /// This machine's cores, which compute a part of the model beside the device; a model with peers has none.
+    /// This machine's cores, if they compute a part of the model; none with `peers`.
     pub host: Option<HostShare>,
-    /// How the model is run there.
+    /// Sizes and precision of the model.
     pub model: ModelOptions,
-    /// Who notices that a device does not come back; devices whose launches are done when they return need nobody.
+    /// The watchdog for hanging devices; synchronous devices need none.
     pub watchdog: Option<Watchdog>,
 }
 
@@ -81,7 +81,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// Room for sequences of so many tokens; the cache comes in whole blocks.
+    /// Sizes for sequences of this many tokens, rounded up to whole blocks of the cache.
     pub fn for_tokens(n_slots: usize, n_tokens: usize, max_logit_rows: usize) -> Self {
         Self { n_slots, capacity_tokens: n_tokens.max(1).next_multiple_of(BLOCK_TOKENS), max_logit_rows }
     }
@@ -115,7 +115,7 @@ const MAX_TABLE_WRITES: usize = 32;
 const NO_TOKEN: u32 = u32::MAX;
 
 impl Engine {
-    /// Builds the graph, compiles what the cache does not have, and allocates everything a step needs.
+    /// Builds the graph, compiles missing kernels, and allocates everything a step needs.
     ///
     /// # Errors
     /// [`EngineError::Kv`], [`EngineError::Plan`] and [`EngineError::Part`].
@@ -209,32 +209,32 @@ impl Engine {
         &self.layout
     }
 
-    /// The plan, for what it says of itself.
+    /// The plan, for reports.
     pub fn executor(&self) -> &Executor {
         self.executor.first()
     }
 
-    /// What the device takes now, in watts, where its driver says; nobody adds up several devices.
+    /// The device's power in watts, if its driver reports it; none with several devices.
     pub fn power_watts(&self) -> Option<f64> {
         self.executor().pipeline().driver().power_watts().filter(|_| self.n_devices == 1)
     }
 
-    /// From here on, takes the time of the launches; [`Self::take_profile`] tells it.
+    /// Starts timing launches; [`Self::take_profile`] returns the times.
     pub fn start_profile(&mut self, which: Profiled) {
         self.executor.start_profile(which);
     }
 
-    /// Where the time went since [`Self::start_profile`], which this ends.
+    /// The times since [`Self::start_profile`]; ends the timing.
     pub fn take_profile(&mut self) -> Option<Profile> {
         self.executor.take_profile()
     }
 
-    /// Where the host's time of all steps so far went.
+    /// The host's time of all steps so far, by purpose.
     pub fn host_times(&self) -> HostTimes {
         self.times
     }
 
-    /// Queues a request. It generates no more tokens than the context leaves, whatever it asks for.
+    /// Queues a request. The context limits its tokens, whatever it requests.
     ///
     /// # Errors
     /// [`EngineError::Prompt`], [`EngineError::Extras`].
@@ -253,31 +253,31 @@ impl Engine {
         Ok(id)
     }
 
-    /// Ends a request in whatever phase it is; the next step tells so ([`crate::scheduler::FinishReason::Cancelled`])
-    /// and may give its slot and blocks to another one. Whether it was there: a request that has ended, or was
-    /// cancelled before, is no error.
+    /// Cancels a request in any phase. The next step reports it ([`crate::scheduler::FinishReason::Cancelled`]) and may
+    /// give its slot and blocks to another one. Returns whether it existed: to cancel a request that has ended is no
+    /// error.
     pub fn cancel(&mut self, request: RequestId) -> bool {
         self.scheduler.cancel(request)
     }
 
-    /// How many requests run and wait, and what the cache holds.
+    /// Numbers of running and waiting requests, and the cache's contents.
     pub fn figures(&self) -> Figures {
         self.scheduler.figures()
     }
 
-    /// Whether every request has ended and been told of.
+    /// Whether every request has ended and was reported.
     pub fn is_idle(&self) -> bool {
         self.scheduler.is_idle()
     }
 
-    /// Forgets every request that has not ended.
+    /// Drops all unfinished requests.
     pub fn abort(&mut self) {
         self.scheduler.abort();
         self.extras.clear();
     }
 
-    /// Goes on after a step for which the device had no memory ([`EngineError::is_out_of_memory`]): every request that
-    /// has not ended is forgotten, and what the next ones find is as it is after loading.
+    /// Recovers from a step for which the device had no memory ([`EngineError::is_out_of_memory`]): drops all
+    /// unfinished requests, and resets the state to that after loading.
     ///
     /// # Errors
     /// [`EngineError::Step`] where something else is wrong, too; [`PlanError::NoThread`] where several devices compute
@@ -295,10 +295,10 @@ impl Engine {
         self.write_tables()
     }
 
-    /// Runs one step: rows of prompts, and one row of every sequence that generates and those of its drafts. A device
-    /// that runs launches later is one step ahead: the tokens are then those of the step before, and the device is
-    /// never without work. Where a row asks for more than a token, it computes the logits meanwhile, and its sampler
-    /// waits for these tokens. A sequence with drafts is never ahead; a step may then launch nothing, and only tell.
+    /// Runs one step: rows of prompts, and one row of every generating sequence, with its drafts. An asynchronous
+    /// device is one step ahead, so that it is never idle: the returned tokens are those of the previous step. If a row
+    /// needs more than a token, the device computes its logits meanwhile, and its sampler waits for these tokens. A
+    /// sequence with drafts is never ahead; a step may then launch nothing and only report.
     ///
     /// # Errors
     /// [`EngineError::Plan`], [`EngineError::Step`], [`EngineError::NotANumber`].
@@ -310,7 +310,7 @@ impl Engine {
         events
     }
 
-    /// From now on somebody waits for a step of so many rows, and for the one before it.
+    /// Starts the watchdog for a step of this many rows, and for the previous one.
     fn waits_for(&self, n_rows: usize) -> Option<Waiting> {
         let n_before = self.shape.map_or(0, |shape| shape.n_rows);
         let what = || match n_rows.max(n_before) {
@@ -358,7 +358,7 @@ impl Engine {
         Ok(events)
     }
 
-    /// Waits for steps until so many are in flight, and tells what happened in them.
+    /// Waits until at most this many steps are in flight, and returns the events of the others.
     fn tell(&mut self, n_left: usize, clock: &mut Instant, events: &mut Vec<Event>) -> Result<(), EngineError> {
         while self.ahead.len() > n_left
             && let Some(Done { step, tokens, logprobs_of, logprobs }) = self.ahead.next(self.executor.first())?

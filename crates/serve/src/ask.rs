@@ -233,7 +233,7 @@ pub(crate) fn content_text(content: &Field) -> Result<String, ApiError> {
                 text += part.need("text")?.text()?;
             }
             "refusal" => text += part.need("refusal")?.text()?,
-            _ => return Err(kind.unsupported(&format!("this model reads text alone, and this is {}", kind.value()))),
+            _ => return Err(kind.unsupported(&format!("this model reads only text, and this is {}", kind.value()))),
         }
     }
     Ok(text)

@@ -130,7 +130,7 @@ fn unpacked(bytes: &[u8], room: &BodyRoom, held: &mut Option<OwnedSemaphorePermi
     let mut whole = Vec::new();
     loop {
         let n_read = (&mut reader).take(PART).read_to_end(&mut whole);
-        let n_read = n_read.map_err(|error| ApiError::invalid_json(format!("the body is no gzip: {error}")))?;
+        let n_read = n_read.map_err(|error| ApiError::invalid_json(format!("the body is not gzip: {error}")))?;
         if whole.len() > MAX_BYTES {
             return Err(ApiError::body_too_large(MAX_BYTES));
         }
@@ -169,7 +169,7 @@ impl BodyRoom {
         }
         let wait = Some(Duration::from_secs(1));
         let more = Arc::clone(&self.kib).try_acquire_many_owned(n_kib as u32); // of bodies of 32 MiB
-        let more = more.map_err(|_| ApiError::unavailable("overloaded", "too many long requests are here", wait))?;
+        let more = more.map_err(|_| ApiError::unavailable("overloaded", "too many long requests at once", wait))?;
         match held {
             Some(held) => held.merge(more),
             None => *held = Some(more),
@@ -374,7 +374,7 @@ fn of_serde(path: &str, error: &serde_json::Error) -> ApiError {
     let text = text.split(" at line ").next().unwrap_or_default();
     if !error.is_data() {
         let (line, column) = (error.line(), error.column());
-        return ApiError::invalid_json(format!("the body is no JSON: {text} (line {line}, column {column})"));
+        return ApiError::invalid_json(format!("the body is not JSON: {text} (line {line}, column {column})"));
     }
     match path {
         "." => ApiError::bad_request("invalid_value", format!("the body {}", foreign_text::should_be(text))),

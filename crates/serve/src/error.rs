@@ -67,7 +67,7 @@ impl ApiError {
         Self::request(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// 400: the body is no JSON.
+    /// 400: the body is not JSON.
     pub(crate) fn invalid_json(message: impl Into<String>) -> Self {
         Self::request(StatusCode::BAD_REQUEST, "invalid_json", message)
     }
@@ -109,7 +109,7 @@ impl ApiError {
     /// 403: a page of another site sends a form.
     pub(crate) fn origin_not_allowed(origin: &str) -> Self {
         let origin: String = origin.chars().take(100).collect();
-        let message = format!("pages of `{origin}` may not send files here; `--cors-origin` names those that may");
+        let message = format!("pages of `{origin}` may not send files here; `--cors-origin` allows an origin");
         Self::request(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
@@ -143,7 +143,7 @@ impl ApiError {
 
     /// 413.
     pub(crate) fn body_too_large(limit_bytes: usize) -> Self {
-        let message = format!("the body may have {} MiB", limit_bytes >> 20);
+        let message = format!("the body is larger than {} MiB", limit_bytes >> 20);
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
     }
 
@@ -155,7 +155,7 @@ impl ApiError {
 
     /// 413: a file of requests is longer than files may be.
     pub(crate) fn file_too_large(limit_bytes: u64) -> Self {
-        let message = format!("the file may have {limit_bytes} bytes");
+        let message = format!("the file is larger than {limit_bytes} bytes");
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "file_too_large", message)
     }
 
@@ -200,7 +200,7 @@ impl ApiError {
 
     /// 503: no replica takes requests until one of them is there again.
     pub(crate) fn restarting() -> Self {
-        let message = "no replica of the model is there; they are being started again";
+        let message = "no replica of the model is running; they are being restarted";
         Self::unavailable("loading", message, Some(Duration::from_secs(1)))
     }
 

@@ -42,7 +42,7 @@ impl TextFormat {
         let mut add = |form: Self, place: &Field| match &found {
             _ if form == Self::Text => Ok(()),
             Some((_, other)) => {
-                let message = format!("`{}` and `{other}` both say what the answer is to be", place.path());
+                let message = format!("`{}` and `{other}` both set the form of the answer", place.path());
                 Err(place.error("invalid_value", message))
             }
             None => {
@@ -153,7 +153,7 @@ fn choice(field: &Field) -> Result<TextFormat, ApiError> {
 fn lark(field: &Field) -> Result<TextFormat, ApiError> {
     let text = field.text()?;
     if text.contains("::=") {
-        return Err(field.unsupported("grammars are taken in Lark's notation, and this is in another (`::=`)"));
+        return Err(field.unsupported("grammars must be in Lark's notation, not in one with `::=`"));
     }
     Ok(written(field, TextInput::Lark(text.to_owned())))
 }
@@ -171,7 +171,7 @@ fn structured(field: &Field) -> Result<TextFormat, ApiError> {
             "choice" => choice(&inside)?,
             "grammar" => lark(&inside)?,
             "json_object" => TextFormat::JsonObject,
-            _ => return Err(inside.unsupported("it is not done by this server")),
+            _ => return Err(inside.unsupported("this server does not support it")),
         };
         if form.replace(read).is_some() {
             return Err(field.wrong("one form"));

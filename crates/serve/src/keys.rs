@@ -53,7 +53,7 @@ impl KeyUse {
         let permit = match self.limits.running {
             None => None,
             Some(most) => Some(Arc::clone(&self.running).try_acquire_owned().map_err(|_| {
-                let message = format!("{most} requests of this API key are being answered, which is all that may be");
+                let message = format!("this API key has {most} requests running, its limit");
                 ApiError::too_many_requests(message, Duration::from_secs(1))
             })?),
         };
@@ -63,7 +63,7 @@ impl KeyUse {
             *left = ((left.0 + grown).min(most.into()), now);
             if left.0 < 1.0 {
                 let wait = Duration::from_secs_f64((1.0 - left.0) * 60.0 / f64::from(most.max(1)));
-                let message = format!("this API key began {most} requests in a minute, which is all that may be");
+                let message = format!("this API key started {most} requests in the last minute, its limit");
                 return Err(ApiError::too_many_requests(message, wait));
             }
             left.0 -= 1.0;

@@ -178,7 +178,7 @@ impl Server {
     pub(crate) fn check_answers(&self, n: usize, param: &str) -> Result<(), ApiError> {
         let most = self.backend.model().most_answers;
         if n > most {
-            let message = format!("the request asks for {n} answers, {most} are the most that run and wait here");
+            let message = format!("the request asks for {n} answers; at most {most} can run and wait");
             return Err(ApiError::invalid(param, message));
         }
         Ok(())

@@ -220,10 +220,10 @@ fn with_body(head: &[u8], id: &str) -> Option<Vec<u8>> {
     let status = head.strip_prefix("HTTP/1.1 ")?.lines().next()?;
     let is_empty = head.lines().any(|line| line.eq_ignore_ascii_case("content-length: 0"));
     let (code, what) = match status.get(..3)? {
-        "400" => ("invalid_request", "the request is no HTTP, or a header of it is none"),
+        "400" => ("invalid_request", "the request is not valid HTTP"),
         "408" => ("request_timeout", "the head of the request took too long"),
         "414" => ("uri_too_long", "the path of the request is too long"),
-        "431" => ("headers_too_large", "the headers of the request are too many, or too long"),
+        "431" => ("headers_too_large", "the request has too many or too long headers"),
         _ => return None,
     };
     if !is_empty {

@@ -243,7 +243,7 @@ impl Metrics {
         add.one("prefix_cache_hits", "Tokens of prompts found in the prefix cache", &self.prefix_hits);
         add.one("num_preemptions", "Sequences that gave their slot back for lack of blocks", &self.preemptions);
         add.one("spec_decode_num_draft_tokens", "Tokens that steps had draft rows for", &self.drafted);
-        add.one("spec_decode_num_accepted_tokens", "Drafts that were what came", &self.accepted);
+        add.one("spec_decode_num_accepted_tokens", "Drafted tokens that were right", &self.accepted);
         add.one("request_success", "Requests that came to their end, by reason", &self.success);
         add.one("admission_rejections", "Requests that were refused, by reason", &self.rejections);
         add.one("cancelled", "Requests whose client left, by phase", &self.cancelled);

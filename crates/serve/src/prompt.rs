@@ -73,7 +73,7 @@ pub(crate) fn build(
     let chat_format = &server.chat()?.format;
     let may_call = ask.tools.choice != ToolChoice::None;
     if may_call && !chat_format.reads_calls() && !ask.tools.offered.is_empty() {
-        let why = "calls of tools are not read from this model's answers: `tool_choice: \"none\"` leaves them to you";
+        let why = "tool calls cannot be told from text in this model's answers; `tool_choice: \"none\"` leaves them in the text";
         return Err(ApiError::unsupported_value("tools", why));
     }
     let turns = conversation::turns(entries, &server.history, caller.0)?;
@@ -144,7 +144,7 @@ pub(crate) async fn start(
     let limits = limits(server, ask)?;
     server.metrics.asked(n, ask.max_tokens.unwrap_or(facts.context_tokens));
     if ask.goes_on_with_last && ask.format != TextFormat::Text {
-        let why = "an answer of a form cannot go on with one that is begun";
+        let why = "a form of the answer cannot be combined with a continued answer";
         return Err(ApiError::unsupported_value("continue_final_message", why));
     }
     let mut masks = masks(server, ask, prompt.begun.thoughts(), n).await?;
@@ -176,7 +176,7 @@ pub(crate) fn limits(server: &Server, ask: &Ask) -> Result<TokenLimits, ApiError
     let is_none = |id: &&u32| **id as usize >= vocab_size;
     for (name, ids) in [("allowed_token_ids", &ask.allowed_token_ids), ("stop_token_ids", &ask.stop_token_ids)] {
         if let Some(id) = ids.iter().find(is_none) {
-            let message = format!("`{id}` in `{name}` is no token id: they are below {vocab_size}");
+            let message = format!("`{id}` in `{name}` is not a token id; these are below {vocab_size}");
             return Err(ApiError::invalid(name, message));
         }
     }

@@ -222,7 +222,7 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     let answered = RECORD.scope(record.clone(), caught(next.run(request))).await;
     let mut response = answered.unwrap_or_else(|why| {
         tracing::error!(id = record.id, why, "a handler panicked");
-        ApiError::internal("a mistake in the server; its log has more").into_response()
+        ApiError::internal("an error in the server; its log has details").into_response()
     });
     if let Ok(id) = HeaderValue::from_str(&record.id) {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -244,7 +244,7 @@ where
     let record = Arc::new(Record { id, method, path, begin, is_background: true, known });
     RECORD.scope(record.clone(), caught(answer)).await.unwrap_or_else(|why| {
         tracing::error!(id = record.id, why, "a handler panicked");
-        ApiError::internal("a mistake in the server; its log has more").into_response()
+        ApiError::internal("an error in the server; its log has details").into_response()
     })
 }
 

@@ -77,7 +77,7 @@ fn one_bias(id: &str, bias: &Value, vocab_size: usize) -> Result<(u32, f32), Api
     let param = || format!("logit_bias.{id}");
     let known = id.parse::<u32>().ok().filter(|&id| (id as usize) < vocab_size);
     let known = known.ok_or_else(|| {
-        ApiError::invalid(param(), format!("`{id}` in `logit_bias` is no token id: they are below {vocab_size}"))
+        ApiError::invalid(param(), format!("`{id}` in `logit_bias` is not a token id; these are below {vocab_size}"))
     })?;
     let value = bias
         .as_f64()

@@ -22,7 +22,7 @@ impl StopText {
     /// `invalid_value`, if there are too many.
     pub(crate) fn new(stops: Vec<String>, param: &str) -> Result<Self, ApiError> {
         if stops.len() > MAX_STOPS {
-            let message = format!("`{param}` has {} strings, it may have {MAX_STOPS}", stops.len());
+            let message = format!("`{param}` has {} strings, at most {MAX_STOPS} are allowed", stops.len());
             return Err(ApiError::invalid(param, message));
         }
         Ok(Self { stops: stops.into_iter().filter(|stop| !stop.is_empty()).collect(), ..Self::default() })

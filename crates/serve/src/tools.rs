@@ -76,7 +76,7 @@ impl Tools {
         let mut tools = Self::default();
         for tool in &list(body)? {
             if let Some(kind) = tool.get("type").filter(|kind| kind.value() != "custom") {
-                return Err(kind.unsupported("only tools with an `input_schema` of their own are offered here"));
+                return Err(kind.unsupported("only tools with an `input_schema` are supported"));
             }
             let strict = tool.get("strict").map_or(Ok(false), |strict| strict.flag())?;
             let offered = tools.named_tool(tool, None, false)?;
@@ -145,7 +145,7 @@ impl Tools {
             }
             ("custom", Hosted::LeftOut) => self.read_custom(tool, None),
             ("custom", Hosted::Refused) => {
-                Err(tool.need("type")?.unsupported("tools whose input is plain text are those of `/v1/responses`"))
+                Err(tool.need("type")?.unsupported("only `/v1/responses` supports tools with plain text input"))
             }
             (kind, Hosted::LeftOut) if is_hosted(kind) => Ok(()),
             (_, Hosted::LeftOut) => {
@@ -231,7 +231,7 @@ impl Tools {
                 let read = read(self, &choice)?;
                 let n_callable = self.allowed.as_ref().map_or(self.offered.len(), Vec::len);
                 if n_callable == 0 && matches!(read, ToolChoice::Required | ToolChoice::Named(_)) {
-                    let message = "`tool_choice` wants a call, and there are no tools";
+                    let message = "`tool_choice` requires a call, but there are no tools";
                     return Err(choice.error("invalid_value", message.to_owned()));
                 }
                 read

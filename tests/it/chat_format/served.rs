@@ -79,11 +79,11 @@ fn what_the_template_does_not_take_is_a_clear_400() {
     let message = refused(&ask(&server, none.clone()), "unsupported_value");
     assert_eq!(message, "this model's chat template does not take tools");
     let message = refused(&ask(&server, json!({"tools": tools})), "unsupported_value");
-    assert!(message.contains("calls of tools are not read from this model's answers"), "{message}");
+    assert!(message.contains("tool calls cannot be told from text in this model's answers"), "{message}");
     // One that takes them is told of them; nobody reads calls.
     ask(&other, none).ok();
     let message = refused(&ask(&other, json!({"tools": tools})), "unsupported_value");
-    assert!(message.contains("calls of tools are not read from this model's answers"), "{message}");
+    assert!(message.contains("tool calls cannot be told from text in this model's answers"), "{message}");
     let message = refused(&ask(&server, json!({"reasoning_effort": "high"})), "unsupported_value");
     assert_eq!(message, "this model's chat template does not take a reasoning effort");
     ask(&server, json!({"reasoning_effort": "none"})).ok();

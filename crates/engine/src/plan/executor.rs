@@ -205,7 +205,7 @@ impl Executor {
         self.profiler = Some(Profiler::new(which, is_alone));
     }
 
-    /// Where the time went since [`Self::start_profile`], which this ends.
+    /// The times since [`Self::start_profile`]; ends the timing.
     pub(crate) fn take_profile(&mut self) -> Option<Profile> {
         self.profiler.take().map(Profiler::finish)
     }

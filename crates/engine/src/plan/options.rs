@@ -5,7 +5,7 @@ use gpu::BufferView;
 use crate::graph::StepLimits;
 use crate::graph::placement::Streaming;
 
-/// How large steps may be, and what memory the graph is given besides its weights and activations.
+/// Step sizes, and the graph's memory besides weights and activations.
 pub(crate) struct ExecutorOptions {
     /// How large steps are.
     pub(crate) limits: StepLimits,

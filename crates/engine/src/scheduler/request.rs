@@ -8,38 +8,37 @@ use super::Sampling;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub usize);
 
-/// What a caller asks for.
+/// A request: prompt, limits, sampling, and what to return.
 #[derive(Debug)]
 pub struct Request {
     /// Token ids of the prompt; at least one.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most, fewer where the context leaves fewer; with 0 the request ends at once, or when all
-    /// was told that [`Self::prompt_logprobs`] asks for.
+    /// Most tokens to generate; the context may allow fewer. With 0 the request ends at once, or after the
+    /// log-probabilities of [`Self::prompt_logprobs`].
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
     /// How tokens are chosen.
     pub sampling: Sampling,
-    /// What is done to logits before that.
+    /// Changes of logits before sampling.
     pub changes: LogitChanges,
-    /// With `Some(k)`, every token comes with its log-probability and those of the k most probable ones; k is at most
+    /// With `Some(k)`, every token has its log-probability and those of the k most probable tokens; k is at most
     /// [`Self::MAX_LOGPROBS`].
     pub n_logprobs: Option<usize>,
-    /// Whether the tokens of the prompt are told with their log-probabilities, before all others.
+    /// Whether to return the prompt's tokens with their log-probabilities, before all others.
     pub prompt_logprobs: Option<PromptLogprobs>,
-    /// Requests find the cached prefixes of those alone that have the same salt.
+    /// Requests share cached prefixes only if their salts are equal.
     pub cache_salt: u64,
-    /// What was generated before, for a request that began elsewhere: it goes on behind these tokens as if they had
-    /// been generated here. They count among `max_new_tokens`, and are not told.
+    /// Tokens generated elsewhere, for a request that moves here: it continues after them as if they had been generated
+    /// here. They count towards `max_new_tokens`, and are not returned.
     pub generated: Vec<u32>,
-    /// Runs only where no other request would: it waits behind all that are not in the background, and gives up its
-    /// slot, its blocks and its rows of a step to them. What it computed stays in the prefix cache as long as there is
-    /// room, and its tokens stay.
+    /// A background request: it waits for all others, and gives up its slot, its blocks and its rows of a step to them.
+    /// Its computed prefix stays in the prefix cache while there is room, and its tokens stay.
     pub is_background: bool,
 }
 
 impl Request {
-    /// Most tokens that log-probabilities can be had of, beside the drawn one's.
+    /// Most alternatives with log-probabilities, besides the chosen token.
     pub const MAX_LOGPROBS: usize = 20;
 
     /// A request for tokens and nothing special.
@@ -60,32 +59,30 @@ impl Request {
     }
 }
 
-/// What is told of the tokens of a prompt: how probable each is behind those before it, nothing of the first. All of
-/// the prompt is computed for that, also what the prefix cache has.
+/// Log-probabilities of a prompt's tokens, each given the tokens before it; none for the first. The whole prompt is
+/// computed for that, even if the prefix cache has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PromptLogprobs {
-    /// The log-probabilities of so many most probable tokens are told beside the prompt's own; at most
-    /// [`Request::MAX_LOGPROBS`].
+    /// Number of most probable tokens per position, besides the prompt's own; at most [`Request::MAX_LOGPROBS`].
     pub n_top: usize,
-    /// How many tokens were told before, for a request that began elsewhere.
+    /// Tokens already returned, for a request that moves here.
     pub n_told: usize,
 }
 
-/// What is done to a row's logits before a token is chosen, greedily or not: the repetition penalty divides, bias and
-/// the other penalties are added, then what the mask forbids is left out; what it allows stays above that, however
-/// large a negative bias it has. The default changes nothing, and costs nothing.
+/// Changes of a row's logits before a token is chosen, greedily or not. The repetition penalty divides, bias and the
+/// other penalties are added, then the mask removes forbidden tokens; allowed ones stay above those, even with a large
+/// negative bias. The default changes nothing and costs nothing.
 #[derive(Debug)]
 pub struct LogitChanges {
     /// Added to the logits of these ids; finite.
     pub bias: Vec<(u32, f32)>,
-    /// The logit of a token of the prompt or the answer is divided by it where it is above 0, else multiplied; 1
-    /// changes nothing.
+    /// Divides positive logits of tokens in the prompt or the answer, and multiplies the others; 1 changes nothing.
     pub repetition_penalty: f32,
-    /// Taken from a token's logit for each time that it was generated.
+    /// Subtracted from a token's logit for each time it was generated.
     pub frequency_penalty: f32,
-    /// Taken from a token's logit if it was generated at all.
+    /// Subtracted from a token's logit if it was generated at all.
     pub presence_penalty: f32,
-    /// Which tokens may come next. One that allows none ends the request ([`FinishReason::Length`]).
+    /// Which tokens may come next. A mask that allows none ends the request ([`FinishReason::Length`]).
     pub mask: Option<Box<dyn TokenMask>>,
 }
 
@@ -96,25 +93,25 @@ impl Default for LogitChanges {
     }
 }
 
-/// Which tokens may come next, by what came before: a grammar.
+/// A grammar's state: which tokens may come next.
 pub trait TokenMask: Send + std::fmt::Debug {
-    /// The tokens that may come next: a bit for each id, the lowest of a word first; ids beyond its end may not. None
-    /// if all may.
+    /// The allowed tokens: a bit per id, lowest bit of a word first; ids beyond its end are forbidden. None if all are
+    /// allowed.
     fn allowed(&mut self) -> Option<&[u32]>;
 
-    /// Takes the token that came.
+    /// Advances by the chosen token.
     fn push(&mut self, token: u32);
 
-    /// The same mask as it is now, to look ahead with: what this one is told, that one is not.
+    /// An independent copy of the present state, to look ahead with.
     fn ahead(&self) -> Box<dyn TokenMask>;
 
-    /// The text of its grammar, if it is of one: whoever makes a mask of it elsewhere begins at the beginning.
+    /// The text of its grammar, if it has one, from which another process makes a mask in its initial state.
     fn text(&self) -> Option<&str> {
         None
     }
 }
 
-/// A token and how probable it was.
+/// A token with its log-probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TokenLogprob {
     pub token: u32,
@@ -127,8 +124,7 @@ pub struct TokenLogprob {
 pub struct LogitRowLogprobs {
     /// Of the token that was chosen.
     pub chosen: f32,
-    /// Of the most probable ones, the most probable first; of equal ones the lowest id. Those that cannot come, because
-    /// a mask forbids them, are left out.
+    /// The most probable tokens, most probable first; of equal ones the lowest id. Masked tokens are omitted.
     pub top: Vec<TokenLogprob>,
 }
 
@@ -137,9 +133,9 @@ pub struct LogitRowLogprobs {
 pub enum FinishReason {
     /// It generated one of its stop tokens, which was its last.
     Stop,
-    /// It generated as many tokens as it may: as many as it asked for, or its mask allows none to come next.
+    /// It reached its token limit, or its mask allows no next token.
     Length,
-    /// Somebody cancelled it.
+    /// It was cancelled.
     Cancelled,
 }
 
@@ -149,21 +145,21 @@ pub enum Event {
     /// It got a slot for the first time, and its prompt is being computed.
     Admitted {
         request: RequestId,
-        /// Tokens of the prompt whose keys and values were there already.
+        /// Prompt tokens whose keys and values were cached.
         cached_tokens: usize,
     },
     /// The next token of the prompt, the second one first, for requests that ask.
     PromptToken {
         request: RequestId,
         token: u32,
-        /// How probable it was: of the logits as they come, which nothing changes.
+        /// Its log-probability, from unchanged logits.
         logprobs: Option<Box<LogitRowLogprobs>>,
     },
     /// One more token, the stop token included.
     Token {
         request: RequestId,
         token: u32,
-        /// How probable it was, for requests that ask.
+        /// Its log-probability, if requested.
         logprobs: Option<Box<LogitRowLogprobs>>,
     },
     /// No more tokens will come.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::LogitChanges;
 
-/// How the next token is chosen. In JSON, which other processes of this program read, numbers that are no integers are
-/// their bits, so that they come as they went.
+/// How the next token is chosen. In JSON for other processes of this program, floats are their bits, so that they
+/// arrive unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
     /// 0 is greedy: the lowest id of the largest logit.
@@ -35,8 +35,9 @@ impl Sampling {
     /// As OpenAI advises for its models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").
     pub const ADVISED: Self = Self { temperature: 1.0, top_p: 1.0, ..Self::GREEDY };
 
-    /// What tokens depend on, as text: two that choose alike have the same. What a greedy choice does not look at is no
-    /// part of it. Digests of recorded answers are made of it, so a new field adds to it only where it does something.
+    /// Everything that tokens depend on, as text: equal for settings that choose alike. Greedy settings omit what
+    /// greedy choices ignore. Digests of recorded answers use it, so a new field must add to it only when it has an
+    /// effect.
     pub fn identity(&self) -> String {
         let Self { temperature, top_k, top_p, min_p, seed } = *self;
         let drawn = if temperature > 0.0 { (top_k, top_p.to_bits(), min_p.to_bits(), seed) } else { (0, 0, 0, 0) };
@@ -44,7 +45,7 @@ impl Sampling {
     }
 }
 
-/// How tokens are to be chosen, as far as somebody says.
+/// Sampling settings of a request; `None` is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct SamplingWishes {
     /// See [`Sampling`].
@@ -55,7 +56,7 @@ pub struct SamplingWishes {
     pub top_k: Option<i64>,
     /// See [`Sampling`].
     pub min_p: Option<f32>,
-    /// See [`Sampling`], whose bits these are; -1 is as good as none, as clients mean it.
+    /// See [`Sampling`], whose bits these are; clients use -1 for none.
     pub seed: Option<i64>,
     /// See [`LogitChanges`].
     pub repetition_penalty: Option<f32>,
@@ -101,7 +102,7 @@ impl SamplingWishes {
         self.seed.filter(|seed| *seed != -1).map(i64::cast_unsigned)
     }
 
-    /// How tokens are chosen: as these say, and as `usual` does where they say nothing.
+    /// These settings, completed by those of `usual`.
     pub fn sampling(&self, usual: Sampling) -> Sampling {
         Sampling {
             temperature: self.temperature.map_or(usual.temperature, cold),
@@ -112,7 +113,7 @@ impl SamplingWishes {
         }
     }
 
-    /// What is done to logits before that, with these biases and without a mask.
+    /// The changes of logits, with these biases and without a mask.
     pub fn changes(&self, bias: Vec<(u32, f32)>) -> LogitChanges {
         LogitChanges {
             bias,

@@ -78,7 +78,7 @@ impl CompletionRequest {
         if let Some(best_of) = body.get("best_of").filter(|best_of| best_of.value().as_u64() != Some(n as u64)) {
             let asks = RequestField::find("best_of", Place::Completions).is_some_and(|row| row.asks(best_of.value()));
             if asks || n > 1 {
-                return Err(ApiError::unsupported_value("best_of", "`best_of` other than `n`: nothing is ranked here"));
+                return Err(ApiError::unsupported_value("best_of", "`best_of` must equal `n`: answers are not ranked"));
             }
         }
         let options = body.get("stream_options");
@@ -113,7 +113,8 @@ async fn complete(State(server): State<Arc<Server>>, Json(body): Json<PromptBody
     drop(body.rest);
     let n = request.n;
     if n * prompts.len() > MAX_CHOICES {
-        let message = format!("{} prompts with {n} answers each: {MAX_CHOICES} answers are the most", prompts.len());
+        let message =
+            format!("{} prompts with {n} answers each; at most {MAX_CHOICES} answers are possible", prompts.len());
         return Err(ApiError::invalid("prompt", message));
     }
     server.check_answers(n * prompts.len(), if prompts.len() > 1 { "prompt" } else { "n" })?;

@@ -73,7 +73,7 @@ impl MessagesRequest {
         // A last message of the assistant's is the beginning of the answer.
         let goes_on_with_last = entries.last().is_some_and(ConversationItem::ends_in_text);
         if let Some(format) = format.filter(|_| goes_on_with_last) {
-            return Err(format.unsupported("an answer of a form cannot go on with one that is begun"));
+            return Err(format.unsupported("a form of the answer cannot be combined with a continued answer"));
         }
         Ok(Self { ask: Ask { goes_on_with_last, ..ask }, entries, shows_thinking })
     }
@@ -136,7 +136,7 @@ fn user(message: &Field, entries: &mut Vec<ConversationItem>) -> Result<(), ApiE
                     path: id.path().to_owned(),
                 });
             }
-            _ => return Err(kind.unsupported(&format!("this model reads text alone, and this is {}", kind.value()))),
+            _ => return Err(kind.unsupported(&format!("this model reads only text, and this is {}", kind.value()))),
         }
     }
     if !said.is_empty() {
@@ -171,7 +171,7 @@ fn assistant(
                 let call = ask::call(id.text()?.to_owned(), checked_name(&name)?, &input.to_string());
                 made.push(call.into());
             }
-            _ => return Err(kind.unsupported(&format!("this model reads text alone, and this is {}", kind.value()))),
+            _ => return Err(kind.unsupported(&format!("this model reads only text, and this is {}", kind.value()))),
         }
     }
     Ok(made)

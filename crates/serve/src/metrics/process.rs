@@ -27,14 +27,14 @@ pub(super) fn add(registry: &mut Registry) {
         counter.inc_by(seconds);
         registry.register("process_cpu_seconds", "Processor time", counter);
     }
-    number(registry, "process_resident_memory_bytes", "Memory that is there", bytes(&status, "VmRSS:"));
-    number(registry, "process_virtual_memory_bytes", "Addresses that are mapped", bytes(&status, "VmSize:"));
+    number(registry, "process_resident_memory_bytes", "Resident memory", bytes(&status, "VmRSS:"));
+    number(registry, "process_virtual_memory_bytes", "Virtual memory", bytes(&status, "VmSize:"));
     let open = fs::read_dir("/proc/self/fd").ok().map(|open| open.count() as f64);
     number(registry, "process_open_fds", "Open file descriptors", open);
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     number(registry, "process_max_fds", "File descriptors that may be open", max_files(&limits));
     let boot = fs::read_to_string("/proc/stat").unwrap_or_default();
-    number(registry, "process_start_time_seconds", "When it was started, from 1970", started(&stat, &boot));
+    number(registry, "process_start_time_seconds", "Start time in seconds since 1970", started(&stat, &boot));
 }
 
 /// The fields of `/proc/self/stat` behind the name, which may have blanks: the first is the third of all.

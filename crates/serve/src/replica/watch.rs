@@ -123,7 +123,7 @@ impl Front {
     fn ready(&self, state: &mut State, i: usize, ready: &ServeReplicaReady) {
         let place = &mut state.places[i];
         if place.ready != *ready {
-            let why = "the model changed since the server was started, or what it runs on".to_owned();
+            let why = "the model or its device changed since the server was started".to_owned();
             let failed = place.replica().map(|replica| replica.failed(why, None));
             place.n_deaths = MOST_DEATHS; // trying again changes nothing
             return failed.into_iter().for_each(|error| self.died(state, i, &error));

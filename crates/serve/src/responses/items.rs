@@ -58,7 +58,7 @@ fn referred(item: &Field, known: &dyn KnownItems) -> Result<Option<Value>, ApiEr
         return Ok(None);
     }
     let id = item.need("id")?;
-    let message = || format!("`{}`: there is no item `{}`: it was not stored, or is forgotten", id.path(), id.value());
+    let message = || format!("`{}`: there is no item `{}`: it was not stored, or has expired", id.path(), id.value());
     known.item(id.text()?).map(Some).ok_or_else(|| ApiError::not_found(message()).with_param(id.path()))
 }
 

@@ -101,7 +101,7 @@ async fn prompted(server: &Arc<Server>, caller: Caller, request: ResponsesReques
         None => Vec::new(),
         Some(id) => {
             let previous = server.responses.get(caller.0, id).ok_or_else(|| {
-                let message = format!("there is no response `{id}` to follow: it was not stored, or is forgotten");
+                let message = format!("there is no response `{id}` to follow: it was not stored, or has expired");
                 ApiError::bad_request("previous_response_not_found", message).with_param("previous_response_id")
             })?;
             previous.continued()
@@ -218,7 +218,7 @@ fn input_with_ids(id: &str, mut input: Vec<Value>) -> Vec<Value> {
 }
 
 fn not_found(id: &str) -> ApiError {
-    ApiError::not_found(format!("there is no response `{id}`: it was not stored, or is forgotten"))
+    ApiError::not_found(format!("there is no response `{id}`: it was not stored, or has expired"))
 }
 
 async fn stored(
@@ -249,7 +249,7 @@ async fn cancel(
     Path(id): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     server.responses.get(caller.0, &id).ok_or_else(|| not_found(&id))?;
-    let message = format!("`{id}` does not run in the background: closing its connection is what ends it");
+    let message = format!("`{id}` does not run in the background: close its connection to cancel it");
     Err(ApiError::bad_request("invalid_value", message))
 }
 
