@@ -26,7 +26,7 @@ use engine::everything::add_all;
 use kernel::ahead::{Purpose, TargetKernels, bundle_of};
 use kernel::choice::Chooser;
 use kernel::object::bundle::manifest::digest_of_files;
-use kernel::object::bundle::{Bundle, Bundles, files_at};
+use kernel::object::bundle::{Bundle, BundleFinding, Bundles, files_at};
 use kernel::object::key::Digest;
 use kernel::object::store::{Store, never_compiles};
 use kernel::target::Target;
@@ -125,7 +125,7 @@ impl MakeArgs {
         file.remove_with_the_program()?;
         let models = self.models()?;
         // Whoever made other bundles, these kernels are to be those of one compiler.
-        let store = Store::from_env()?.with_bundles(Default::default());
+        let store = Store::from_env()?.without_bundles();
         let mut choosers = Vec::new();
         for arch in &self.arch {
             let tables = self.source.tables()?;
@@ -334,19 +334,26 @@ fn opened(paths: &[PathBuf]) -> Option<Bundles> {
 fn verify(paths: &[PathBuf], output: &Output) -> anyhow::Result<()> {
     let named = opened(paths);
     let bundles = named.as_ref().unwrap_or_else(|| Bundles::here());
-    if let Some((path, error)) = bundles.refused().first() {
-        let error = Bundle::open(path).err().map_or_else(|| anyhow::anyhow!("{}", hint::chain(error)), Into::into);
-        return Err(error.context(format!("could not use the bundle `{}`", path.display())));
-    }
+    let tell = |file: &Path, kernels: Option<usize>, findings: &[BundleFinding]| {
+        let findings: Vec<Value> =
+            findings.iter().map(|one| json!({ "place": one.place, "problem": one.problem })).collect();
+        let file = file.display().to_string();
+        output.json(&json!({ "schema": 1, "file": file, "kernels": kernels, "findings": findings }))
+    };
     let mut first_bad = None;
+    for (i, (path, error)) in bundles.refused().iter().enumerate() {
+        let problem = hint::chain(error);
+        if output.is_json() {
+            tell(path, None, &[BundleFinding { place: "file".into(), problem }])?;
+        } else if i > 0 {
+            output.line(&format!("{}: {problem}", path.display()))?;
+        }
+    }
     for bundle in bundles.all() {
         let file = bundle.path();
-        let findings = bundle.verify().with_context(|| format!("could not check `{}`", file.display()))?;
+        let findings = bundle.verify();
         if output.is_json() {
-            let findings: Vec<Value> =
-                findings.iter().map(|one| json!({ "place": one.place, "problem": one.problem })).collect();
-            let (file, kernels) = (file.display().to_string(), bundle.n_kernels());
-            output.json(&json!({ "schema": 1, "file": file, "kernels": kernels, "findings": findings }))?;
+            tell(file, Some(bundle.n_kernels()), &findings)?;
         } else {
             for finding in &findings {
                 output.line(&format!("{}: {}", finding.place, finding.problem))?;
@@ -356,6 +363,11 @@ fn verify(paths: &[PathBuf], output: &Output) -> anyhow::Result<()> {
         if !findings.is_empty() && first_bad.is_none() {
             first_bad = Some(Findings { count: findings.len(), file: file.to_owned() });
         }
+    }
+    // Why the first of those cannot be used says more than that there are findings.
+    if let Some((path, error)) = bundles.refused().first() {
+        let error = Bundle::open(path).err().map_or_else(|| anyhow::anyhow!("{}", hint::chain(error)), Into::into);
+        return Err(error.context(format!("could not use the bundle `{}`", path.display())));
     }
     first_bad.map_or(Ok(()), |bad| Err(bad.into()))
 }

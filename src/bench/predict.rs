@@ -58,7 +58,7 @@ struct Report<'a> {
 
 pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> anyhow::Result<()> {
     let source = &args.device.source;
-    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?.without_bundles());
     let target = named_target(args.arch.as_deref().unwrap_or_default(), &tables)?;
     let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
     let asked = SuiteOptions {

@@ -205,7 +205,7 @@ struct Setup {
 impl Setup {
     fn from_args(args: &CheckArgs) -> anyhow::Result<Self> {
         let source = &args.target.source;
-        let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+        let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?.without_bundles());
         let opened = args.device.as_ref().map(|device| device.open(&tables, 0)).transpose()?;
         let target = opened.as_ref().map_or_else(|| args.target.target(&tables), |(target, _)| Ok(target.clone()))?;
         tables.check_for(&target)?;

@@ -43,7 +43,7 @@ pub(super) fn run(
         let what = format!("--isa is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
         return Err(UsageError(what).into());
     }
-    let store = Store::from_env()?;
+    let store = Store::from_env()?.without_bundles();
     store.try_compiler(target)?;
     let mut request = Request::new(kernel, target);
     request.options.push(WITH_LINES.to_owned());
@@ -110,7 +110,7 @@ pub(super) fn run_ir(rendered: &RenderedFor, output: &Output) -> anyhow::Result<
         let what = format!("--ir is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
         return Err(UsageError(what).into());
     }
-    let store = Store::from_env()?;
+    let store = Store::from_env()?.without_bundles();
     store.try_compiler(target)?;
     let mut request = Request::new(kernel, target);
     request.options.extend(PRINTED.map(str::to_owned));

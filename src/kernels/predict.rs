@@ -80,7 +80,7 @@ pub(super) fn run(args: &PredictArgs, output: &Output) -> anyhow::Result<()> {
     }
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
     let source = &args.target.source;
-    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?);
+    let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?.without_bundles());
     let target = args.target.target(&tables)?;
     let facts = tables.facts(&target.arch).cloned();
     store.try_compiler(&target)?;

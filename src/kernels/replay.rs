@@ -57,7 +57,7 @@ pub(super) fn run(args: &ReplayArgs, output: &Output) -> anyhow::Result<()> {
     let (target, driver) = args.device.open(&tables, 0)?;
     let chooser = Chooser::new(args.source.library()?, tables, target)?;
     let (choice, params) = args.choose(&stored, &chooser)?;
-    let store = Store::from_env()?;
+    let store = Store::from_env()?.without_bundles();
     store.try_compiler(chooser.target())?;
     if args.debug && !chooser.target().is_simulated {
         return Err(UsageError(format!("--debug is for the simulator, not {}: sim:gfx1100", args.device)).into());

@@ -69,7 +69,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
         On::Simulator => format!("checked in the simulator, predicted for {}", target.id()),
     };
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
-    let store = Store::from_env()?;
+    let store = Store::from_env()?.without_bundles();
     store.try_compiler(&target)?;
     if matches!(on, On::Simulator) {
         store.try_compiler(&target.clone().simulated())?;
@@ -246,7 +246,7 @@ impl Watch<'_> {
         let (target, driver) = device.parse::<Device>().map_err(anyhow::Error::msg)?.open(&tables, 0)?;
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
-        let pipeline = Pipeline::new(source.library()?, tables, target, Store::from_env()?, driver)?;
+        let pipeline = Pipeline::new(source.library()?, tables, target, Store::from_env()?.without_bundles(), driver)?;
         let setup = Setup { cache_bytes, ..beside.setup.clone() };
         let bench = Bench::new(&pipeline, &beside.problem, &setup, &mut Weights::default())?;
         let both: Vec<Candidate> = std::iter::once(&beside.candidate).chain(&beside.incumbent).cloned().collect();

@@ -158,6 +158,10 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50_000, value_name = "N")]
     batch_requests: usize,
 
+    /// What files and batches in that folder may take together; more is refused
+    #[arg(long, default_value = "100GB", value_name = "SIZE", value_parser = parse_size)]
+    batch_dir_size: u64,
+
     /// The date in system messages, such as 2026-01-31; `none` omits it [default: today, in UTC]
     #[arg(long, value_name = "DATE", value_parser = date)]
     date: Option<Date>,
@@ -264,7 +268,11 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError("a script needs no device: `--replay` does not go with `-g`".into()).into());
     }
     loading::check(&args)?;
-    let limits = BatchLimits { max_file_bytes: args.batch_file_size, max_requests: args.batch_requests };
+    let limits = BatchLimits {
+        max_file_bytes: args.batch_file_size,
+        max_requests: args.batch_requests,
+        max_bytes: args.batch_dir_size,
+    };
     let batches = args.batch_dir.as_deref().map(|folder| Batches::open(folder, limits)).transpose()?;
     let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
     let tcp = args.bind()?;

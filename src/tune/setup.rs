@@ -108,7 +108,7 @@ impl Setup {
             let problem = &job.problems[i].problem;
             problem.ops.len() == 1 || chooser.ranking(problem, 1, StepKind::Decode).is_ok()
         });
-        let store = Store::from_env()?;
+        let store = Store::from_env()?.without_bundles();
         store.try_compiler(chooser.target())?;
         Ok(Self { args: args.clone(), chooser, tables, store, job, which, alone, checkpoint, precision, opened })
     }
@@ -295,7 +295,7 @@ pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<
     let (target, driver) = args.open(&tables)?;
     let (precision, checkpoint) = args.checkpoint(checkpoint)?;
     let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?.0)?;
-    let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?, driver)?;
+    let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?.without_bundles(), driver)?;
     Ok(workbench::tune::worker::run(&job, &pipeline)?)
 }
 

@@ -161,7 +161,7 @@ impl Engines<'_> {
         let setup = self.setup;
         let (target, driver) = setup.open()?;
         let library = setup.args().source.library()?;
-        let pipeline = Pipeline::new(library, tables, target, Store::from_env()?, driver)?;
+        let pipeline = Pipeline::new(library, tables, target, Store::from_env()?.without_bundles(), driver)?;
         if self.limits.is_none() {
             self.limits = Some(limits::measure(&pipeline, Care::Little)?);
         }

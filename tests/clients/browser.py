@@ -43,24 +43,47 @@ class Browser:
             time.sleep(0.1)
         self.number = port.read_text().split()[0]
         targets = json.load(urllib.request.urlopen(f"http://127.0.0.1:{self.number}/json/list"))
-        target = next(t for t in targets if t["type"] == "page")
-        self.connection = connect(target["webSocketDebuggerUrl"], max_size=None, proxy=None)
+        self.attach(next(t for t in targets if t["type"] == "page"))
+        self.downloads = self.scratch / "downloads"
+        self.downloads.mkdir()
+        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
+
+    def tab(self, url):
+        """Another tab of the same browser, at `url`."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.number}/json/new", method="PUT")
+        other = Browser.__new__(Browser)
+        other.attach(json.load(urllib.request.urlopen(request)))
+        other.open(url)
+        return other
+
+    def leave(self):
+        """Closes the tab, as a person does."""
+        self.call("Page.close")
+        self.connection.__exit__(None, None, None)
+
+    def attach(self, target):
+        # Without pings: of two tabs one is not listened to for a while.
+        self.connection = connect(target["webSocketDebuggerUrl"], max_size=None, proxy=None, ping_interval=None)
         self.socket = self.connection.__enter__()
         self.n = 0
         self.logged = []
+        # What the page asked before it was left.
+        self.dialogs = []
         # The bodies of what the page posted, and all addresses that it asked.
         self.posted = []
         self.asked = []
         for domain in ["Page", "Runtime", "Log", "Network", "DOM"]:
             self.call(domain + ".enable")
-        self.downloads = self.scratch / "downloads"
-        self.downloads.mkdir()
-        self.call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(self.downloads))
 
     def event(self, message):
         method, params = message.get("method"), message.get("params")
         if method in ("Runtime.exceptionThrown", "Log.entryAdded"):
             self.logged.append(params)
+        if method == "Page.javascriptDialogOpening":
+            self.dialogs.append(params["type"])
+            self.n += 1
+            accepts = {"id": self.n, "method": "Page.handleJavaScriptDialog", "params": {"accept": True}}
+            self.socket.send(json.dumps(accepts))
         if method == "Network.requestWillBeSent":
             self.asked.append(params["request"]["url"])
             if "postData" in params["request"]:
@@ -68,10 +91,11 @@ class Browser:
 
     def call(self, method, **params):
         self.n += 1
-        self.socket.send(json.dumps({"id": self.n, "method": method, "params": params}))
+        number = self.n
+        self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while True:
             message = json.loads(self.socket.recv(timeout=300))
-            if message.get("id") == self.n:
+            if message.get("id") == number:
                 if "error" in message:
                     raise RuntimeError(f"{method}: {message['error']}")
                 return message["result"]

@@ -1,11 +1,12 @@
 """What examples/ has for Kubernetes, without a cluster: the manifests by Kubernetes' schemas, and what they rely on by the server.
 
-    python kubernetes.py SCRATCH      with kubernetes-validate, which brings the schemas
+    python kubernetes.py SCRATCH      with kubernetes-validate, which brings the schemas, and kubeconform if it is on the path
 """
 
 import json
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -54,6 +55,35 @@ def validated(path, scratch):
         right, refused = run(ROOT / path), run(wrong)
         fine &= check(f"{path} fits the schemas of {version}", right.returncode == 0, (right.stdout + right.stderr)[-600:])
         fine &= check(f"{path} with a wrong name does not", refused.returncode != 0, refused.stdout[-300:])
+    return fine
+
+
+def conformed(path, scratch):
+    """The same by kubeconform, another reader of these schemas. It takes schemas of one file each, and here there is no other
+    place to have them from."""
+    tool = shutil.which("kubeconform")
+    if not tool:
+        print(f"skipped: {path} by kubeconform, which is not here", flush=True)
+        return True
+    import kubernetes_validate
+
+    wrong = scratch / "wrong.yaml"
+    fine = True
+    for version in VERSIONS:
+        found = pathlib.Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
+        found = next(found.glob(f"v{version}.*-local-strict"))
+        alone = scratch / "schemas" / version
+        alone.mkdir(parents=True, exist_ok=True)
+        definitions = json.loads((found / "_definitions.json").read_text())
+        for kind in ["deployment-apps", "statefulset-apps", "poddisruptionbudget-policy", "job-batch", "service"]:
+            one = {**json.loads((found / f"{kind}-v1.json").read_text()), "$defs": definitions["$defs"]}
+            del one["$id"]
+            (alone / f"{kind}-v1.json").write_text(re.sub(r'"[^"]*_definitions.json#', '"#', json.dumps(one)))
+        place = f"{alone}/{{{{ .ResourceKind }}}}{{{{ .KindSuffix }}}}.json"
+        run = lambda file: subprocess.run([tool, "-strict", "-summary", "-schema-location", place, str(file)], capture_output=True, text=True)
+        right, refused = run(ROOT / path), run(wrong)
+        fine &= check(f"{path} conforms to {version} (kubeconform)", right.returncode == 0 and "Invalid: 0, Errors: 0" in right.stdout, (right.stdout + right.stderr)[-600:])
+        fine &= check(f"{path} with a wrong name does not", "additionalProperties" in refused.stdout or "additional properties" in refused.stdout, refused.stdout[-300:])
     return fine
 
 
@@ -114,7 +144,7 @@ def contract(path, scratch):
 
 def main(scratch):
     scratch.mkdir(parents=True, exist_ok=True)
-    fine = [validated(path, scratch) for path in MANIFESTS]
+    fine = [validated(path, scratch) and conformed(path, scratch) for path in MANIFESTS]
     fine += [contract(path, scratch) for path in MANIFESTS[:2]]
     return all(fine)
 

@@ -345,6 +345,71 @@ def reloading(page):
     page.fill("#message", "")
 
 
+def tabs(page):
+    """Two tabs, one conversation: one writes, the other follows."""
+    page.new()
+    page.say("For ever")
+    page.until(f"{LAST}.innerText.includes('word5 ')")
+    other = page.tab(page.js("location.href"))
+    shown = f"({LAST}?.innerText ?? '')"
+    page.check("another tab shows what comes", other.until(f"{shown}.includes('word9 ')"))
+    n = other.js(f"{shown}.length")
+    page.check(
+        "and follows it, with a button that stops it",
+        other.until(f"{shown}.length > {n} && !document.getElementById('stop').hidden && document.getElementById('send').hidden")
+        and not other.js(f"{shown}.includes('The page was left')"),
+    )
+    other.js("document.getElementById('message').focus()")
+    other.insert("not now")
+    other.key("Enter")
+    page.check(
+        "it sends nothing meanwhile, and says why",
+        other.js("document.querySelectorAll('article').length === 2 && document.getElementById('message').value === 'not now'")
+        and other.js("document.querySelector('#toast span').innerText") == "Another tab is writing an answer here. Stop it first.",
+    )
+    other.js("document.querySelector('#list .current [aria-label^=Delete]').click()")
+    page.check("it deletes nothing of it", other.js("!!document.querySelector('#list .current') && document.querySelectorAll('article').length === 2"))
+    other.js("document.getElementById('stop').click()")
+    page.check("it stops the answer", page.finished() and page.js(f"{LAST}.innerText.includes('Stopped.')"))
+    page.check("and sees that", other.until(f"{shown}.includes('Stopped.') && !document.getElementById('send').hidden"))
+    text = page.said()
+    other.js("[...document.querySelectorAll('#log article:last-child button')].find(one => one.textContent === 'Continue').click()")
+    page.has("the other way round, too", f"!document.getElementById('stop').hidden && {LAST}.querySelector('.shown').innerText.length > {len(text)}")
+    other.leave()
+    page.has("a tab that is closed leaves what it wrote", f"{LAST}.innerText.includes('The page was left while this was written.') && !document.getElementById('send').hidden")
+    page.press("Continue this answer")
+    page.has("which goes on here", "!document.getElementById('stop').hidden")
+    page.key("Escape")
+    page.finished()
+
+
+# A browser looks at its quota now and then only, so that a quota that is set by it would be seen at some time.
+NO_ROOM = "IDBObjectStore.prototype.put = () => { throw new DOMException('there is no room', 'QuotaExceededError'); };"
+
+
+def full(page):
+    """The browser has no room for conversations."""
+    page.ask("begin with one")
+    page.new()
+    script = page.call("Page.addScriptToEvaluateOnNewDocument", source=NO_ROOM)["identifier"]
+    page.js(NO_ROOM)
+    page.say("begin with another")
+    page.finished()
+    page.has("a full disk is told", "document.querySelector('#toast span').innerText.startsWith('The browser has no room left')")
+    page.press("Export", "document")
+    one = downloaded(page)
+    page.check("what is not kept can be exported at once", [c["title"] for c in one["conversations"]] == ["begin with another"])
+    page.reload()
+    page.check("the browser asks before the page is left", page.dialogs == ["beforeunload"])
+    page.has("and what was not kept is there again", "document.getElementById('log').innerText.includes('begin with another') && document.querySelectorAll('article').length === 2")
+    page.check("as is all else", page.js("[...document.querySelectorAll('#list .open')].some(one => one.innerText === 'begin with one')"))
+    page.call("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
+    page.js("localStorage.setItem('gptoss-jit.rescue.foreign', '{')")
+    page.reload()
+    page.has("with room it is kept, whatever lies beside it", "document.getElementById('log').innerText.includes('begin with another') && document.querySelectorAll('article').length === 2")
+    page.check("for good", page.js("!Object.keys(localStorage).some(name => name.startsWith('gptoss-jit.rescue.'))"))
+
+
 def listing(page):
     n = page.js("document.querySelectorAll('#list li').length")
     page.ask("hello")
@@ -703,7 +768,7 @@ def main():
     scratch = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
     page = Page(scratch.name, args.screenshots, args.axe)
     replay = ["--replay", str(SCRIPT), "--model-name", "gpt-oss-20b"]
-    scripted = [first_answer, markdown, editing, stopping, reloading, listing, settings, files, tools, keyboard, speed, errors]
+    scripted = [first_answer, markdown, editing, stopping, reloading, tabs, full, listing, settings, files, tools, keyboard, speed, errors]
     try:
         if args.url:
             page.url = args.url

@@ -56,6 +56,11 @@ impl WireRequest {
     pub fn prompt(&self) -> &[u32] {
         &self.prompt
     }
+
+    /// Whether it runs only where no other request would.
+    pub fn is_background(&self) -> bool {
+        self.is_background
+    }
 }
 
 impl From<Request> for WireRequest {

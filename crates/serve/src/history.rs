@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::lru_map::{LruLimits, LruMap};
+use super::lru_map::{LruLimits, LruMaps};
+use super::request_log;
 use chat::{AssistantMessage, BETWEEN_MESSAGES, MessagePart};
 
 /// Whose turns: one scope does not see those of another. It is what a request's API key comes to.
@@ -21,7 +22,7 @@ pub(crate) type AssistantTurn = Vec<AssistantMessage>;
 /// The turns with calls that were made lately, by the calls' ids.
 #[derive(Debug)]
 pub struct History {
-    turns: Mutex<LruMap<(Scope, String), Arc<AssistantTurn>>>,
+    turns: Mutex<LruMaps<(Scope, String), Arc<AssistantTurn>>>,
 }
 
 const LIMITS: LruLimits =
@@ -35,7 +36,7 @@ impl Default for History {
 
 impl History {
     pub(crate) fn new(limits: LruLimits) -> Self {
-        Self { turns: Mutex::new(LruMap::new(limits)) }
+        Self { turns: Mutex::new(LruMaps::new(limits)) }
     }
 
     /// Keeps a turn; one without calls cannot be found again, and is not kept.
@@ -43,7 +44,7 @@ impl History {
         let bytes = size_bytes(turn);
         for made in turn.iter() {
             if let MessagePart::Call { id, .. } = &made.part {
-                self.lock().insert((scope, id.clone()), Arc::clone(turn), bytes);
+                self.lock().insert((scope, id.clone()), Arc::clone(turn), bytes, request_log::is_background());
             }
         }
     }
@@ -64,7 +65,7 @@ impl History {
         comes_back(&parts, &turn).then_some(turn)
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruMap<(Scope, String), Arc<AssistantTurn>>> {
+    fn lock(&self) -> MutexGuard<'_, LruMaps<(Scope, String), Arc<AssistantTurn>>> {
         self.turns.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

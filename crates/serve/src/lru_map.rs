@@ -97,9 +97,60 @@ impl<K: Hash + Eq + Clone, V> LruMap<K, V> {
     }
 }
 
+/// Two such maps: what the background comes to pushes nothing out but its own.
+#[derive(Debug)]
+pub(crate) struct LruMaps<K, V> {
+    foreground: LruMap<K, V>,
+    background: LruMap<K, V>,
+}
+
+impl<K: Hash + Eq + Clone, V> LruMaps<K, V> {
+    /// - `limits`: of the foreground; the background has a quarter more
+    pub(crate) fn new(limits: LruLimits) -> Self {
+        let LruLimits { max_entries, max_bytes, max_age } = limits;
+        let background = LruLimits { max_entries: max_entries.div_ceil(4), max_bytes: max_bytes / 4, max_age };
+        Self { foreground: LruMap::new(limits), background: LruMap::new(background) }
+    }
+
+    pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize, is_background: bool) {
+        let map = if is_background { &mut self.background } else { &mut self.foreground };
+        map.insert(key, value, bytes);
+    }
+
+    /// As [`LruMap::get`].
+    pub(crate) fn get<Q>(&mut self, key: &Q) -> Option<&V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let found = self.foreground.get(key);
+        found.or_else(|| self.background.get(key))
+    }
+
+    /// As [`LruMap::remove`].
+    pub(crate) fn remove<Q>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+        Q: Hash + Eq + ?Sized,
+    {
+        let (one, other) = (self.foreground.remove(key), self.background.remove(key));
+        one.or(other)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_the_background_comes_to_pushes_nobody_out() {
+        let mut maps = LruMaps::new(LruLimits { max_entries: 8, ..LruLimits::for_tests() });
+        maps.insert(0, "asked", 1, false);
+        (1..100).for_each(|i| maps.insert(i, "of a batch", 1, true));
+        assert_eq!((maps.get(&0).copied(), maps.get(&97).copied()), (Some("asked"), None));
+        assert_eq!((maps.get(&98).copied(), maps.remove(&99)), (Some("of a batch"), Some("of a batch")));
+        assert!(maps.get(&99).is_none());
+    }
 
     #[test]
     fn what_was_not_used_for_longest_goes_first() {

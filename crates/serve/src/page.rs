@@ -17,7 +17,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-const FILES: [File; 15] = [
+const FILES: [File; 17] = [
     ("/", HTML, include_str!("page/index.html")),
     ("/page/page.css", STYLE, include_str!("page/page.css")),
     ("/page/theme.js", SCRIPT, include_str!("page/theme.js")),
@@ -30,7 +30,9 @@ const FILES: [File; 15] = [
     ("/page/markdown.mjs", SCRIPT, include_str!("page/markdown.mjs")),
     ("/page/server.mjs", SCRIPT, include_str!("page/server.mjs")),
     ("/page/settings.mjs", SCRIPT, include_str!("page/settings.mjs")),
+    ("/page/side.mjs", SCRIPT, include_str!("page/side.mjs")),
     ("/page/store.mjs", SCRIPT, include_str!("page/store.mjs")),
+    ("/page/tabs.mjs", SCRIPT, include_str!("page/tabs.mjs")),
     ("/page/tree.mjs", SCRIPT, include_str!("page/tree.mjs")),
     ("/page/turns.mjs", SCRIPT, include_str!("page/turns.mjs")),
 ];

@@ -65,6 +65,11 @@ struct RequestFacts {
     place: Option<OwnedSemaphorePermit>,
 }
 
+/// Whether this code works for a line of a batch.
+pub(crate) fn is_background() -> bool {
+    RECORD.try_with(|record| record.is_background).unwrap_or(false)
+}
+
 impl Record {
     /// That of the HTTP request which this code works for.
     pub(crate) fn current() -> Option<Arc<Self>> {

@@ -151,7 +151,7 @@ impl CompareArgs {
             let [a, b] = [&sides[0], &sides[1]].map(|side| side.template.ops.join("+"));
             return Err(UsageError(format!("one does `{a}` and the other `{b}`")).into());
         }
-        let store = Store::from_env()?;
+        let store = Store::from_env()?.without_bundles();
         store.try_compiler(&target)?;
         let rights = sides.each_ref().map(|side| self.right(side, &target, &store));
         let rights = rights.into_iter().collect::<anyhow::Result<Vec<String>>>()?;
@@ -295,7 +295,13 @@ impl CompareArgs {
                 let product = chooser.tables().facts(&target.arch).and_then(|facts| facts.product.as_ref());
                 let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
                 let (library, tables) = (side.source.library()?, chooser.tables().clone());
-                let pipeline = Pipeline::new(library, tables, target.clone(), Store::from_env()?, Arc::clone(driver))?;
+                let pipeline = Pipeline::new(
+                    library,
+                    tables,
+                    target.clone(),
+                    Store::from_env()?.without_bundles(),
+                    Arc::clone(driver),
+                )?;
                 let setup = Setup { cache_bytes, ..beside.setup.clone() };
                 let bench = Bench::new(&pipeline, &beside.problem, &setup, &mut Weights::default())?;
                 match bench.time(vec![candidate.clone()], 3 * ROUNDS, &(), &mut |_| ()).remove(0).1 {
@@ -340,7 +346,7 @@ impl CompareArgs {
                 "tables are compared by predicted steps: `--arch`; `tune diff A B --device` measures where they differ";
             return Err(UsageError(why.into()).into());
         };
-        let store = Store::from_env()?;
+        let store = Store::from_env()?.without_bundles();
         let mut steps = Vec::new();
         for &n in &self.tokens {
             let both = [&self.a, &self.b].map(|word| -> anyhow::Result<StepTime> {

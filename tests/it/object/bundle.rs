@@ -167,6 +167,27 @@ fn a_bundle_that_was_changed_is_not_used() {
     fs::write(&path, &whole[..whole.len() / 2]).expect("written");
     let refused = bare.run(&["bundle", "verify", &argument(&path)]).fails_with_hint(1);
     assert!(refused.contains("it is no bundle"), "{refused}");
+    // The others are looked at all the same.
+    fs::copy(bundle(), bare.bundles().join("whole.tar.zst")).expect("copied");
+    let ran = bare.run(&["bundle", "verify", &argument(&bare.bundles()), "--json"]);
+    let told: Vec<Value> = ran.text().lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let findings: Vec<&Value> = told.iter().map(|of| &of["findings"]).collect();
+    assert_eq!((ran.code, findings.len(), &findings[0][0]["place"]), (1, 2, &"file".into()), "{told:?}");
+    assert!(
+        told[0]["kernels"].is_null() && told[1]["kernels"].as_u64() > Some(20) && findings[1] == &Value::Array(vec![])
+    );
+}
+
+#[test]
+fn kernels_are_judged_by_what_this_machine_compiles() {
+    // A bundle has the kernel that `run` would take; what is checked, compared or tuned is compiled here, or nowhere.
+    let (bare, _) = Bare::new().with_bundle();
+    let tune =
+        ["tune", "--op", "sample", "--device", "cpu", "--dims", "vocab_size=768", "--tokens", "1", "--most", "1"];
+    let args = [&tune[..], &["--no-compile"]].concat();
+    let mut command = command(&bare.folder.path().join("cache"), &args);
+    let ran = Ran::new(&args, command.env("GPTOSS_JIT_BUNDLES", bare.bundles()).output().expect("started"));
+    assert!(ran.code == 1 && ran.stderr.contains("is in no bundle and not in the cache"), "{}", ran.stderr);
 }
 
 #[test]

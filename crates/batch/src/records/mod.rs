@@ -94,7 +94,8 @@ pub struct Records<T = Outcome> {
     spans: Vec<Option<Span>>,
     n_done: usize,
     len_bytes: u64,
-    synced: Instant,
+    /// Since when there is something that the disk may not hold.
+    unsynced: Option<Instant>,
     of: PhantomData<fn() -> T>,
 }
 
@@ -169,7 +170,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
 
     fn empty(place: Kept, header: Header, n: usize) -> Self {
         let spans = vec![None; n];
-        Self { place, header, spans, n_done: 0, len_bytes: 0, synced: Instant::now(), of: PhantomData }
+        Self { place, header, spans, n_done: 0, len_bytes: 0, unsynced: None, of: PhantomData }
     }
 
     /// Finds the records behind the header. A line that is none is one that a disk damaged: its prompt is run again.
@@ -274,7 +275,15 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
             }
         }
         self.len_bytes += line.len() as u64;
+        if let Kept::File { .. } = self.place {
+            self.unsynced.get_or_insert_with(Instant::now);
+        }
         Ok(())
+    }
+
+    /// When the disk is to hold what there is, if it does not yet.
+    pub fn sync_due(&self) -> Option<Duration> {
+        self.unsynced.map(|since| SYNC_INTERVAL.saturating_sub(since.elapsed()))
     }
 
     /// Has the disk hold what there is, if that is due.
@@ -282,7 +291,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// What the system says.
     pub fn sync_if_due(&mut self) -> Result<(), RecordsError> {
-        if self.synced.elapsed() < SYNC_INTERVAL { Ok(()) } else { self.sync() }
+        if self.sync_due() == Some(Duration::ZERO) { self.sync() } else { Ok(()) }
     }
 
     /// Has the disk hold what there is.
@@ -290,13 +299,11 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
     /// # Errors
     /// What the system says.
     pub fn sync(&mut self) -> Result<(), RecordsError> {
-        self.synced = Instant::now();
-        match &self.place {
-            Kept::File { path, file: Some(file) } => {
-                file.sync_data().map_err(|source| RecordsError::Io { path: path.clone(), source })
-            }
-            _ => Ok(()),
+        if let Kept::File { path, file: Some(file) } = &self.place {
+            file.sync_data().map_err(|source| RecordsError::Io { path: path.clone(), source })?;
         }
+        self.unsynced = None;
+        Ok(())
     }
 
     /// The answer to prompt `i`, if it is there.
@@ -473,5 +480,18 @@ mod tests {
         std::fs::write(&path, "1 2 3\n").expect("written");
         assert!(matches!(Records::open(&path, header(5), 3, true), Err(RecordsError::NoRecords { .. })));
         assert_eq!(std::fs::read_to_string(&path).expect("there"), "1 2 3\n", "somebody else's file stays");
+    }
+
+    #[test]
+    fn the_disk_is_due_to_hold_what_was_added_since_it_did() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut records = Records::open(&folder.path().join("r"), header(1), 2, false).expect("opened");
+        assert_eq!(records.sync_due(), None);
+        records.append(0, 7, answer(&[1])).expect("kept");
+        assert!(records.sync_due().is_some_and(|due| !due.is_zero() && due <= SYNC_INTERVAL));
+        records.unsynced = Instant::now().checked_sub(SYNC_INTERVAL);
+        assert_eq!(records.sync_due(), Some(Duration::ZERO));
+        records.sync_if_due().expect("synced");
+        assert_eq!(records.sync_due(), None);
     }
 }

@@ -44,9 +44,12 @@ impl Scheduler {
     fn drafts_of(&mut self, slot: usize, step: &Step, n_allowed: NAllowed<'_>) -> Vec<u32> {
         let Some(options) = self.options.drafts else { return Vec::new() };
         let n_running = self.slots.iter().flatten().count();
+        let n_background = self.slots.iter().flatten().filter(|sequence| sequence.is_background()).count();
         let left_in_step = (self.options.max_rows - self.slots.len()) / 2;
-        let may_draft = n_running <= options.max_sequences;
-        let Some(sequence) = self.slots[slot].as_mut().filter(|_| may_draft) else { return Vec::new() };
+        // Those in the background keep nobody from drafts.
+        let may_draft =
+            |of: &Sequence| n_running - if of.is_background() { 0 } else { n_background } <= options.max_sequences;
+        let Some(sequence) = self.slots[slot].as_mut().filter(|of| may_draft(of)) else { return Vec::new() };
         sequence.drafts.follow(&sequence.tokens, sequence.n_prompt);
         let most = options.max_rows.min(left_in_step.saturating_sub(step.n_drafts())).min(sequence.n_draftable());
         let mut drafts = sequence.drafts.draft(&sequence.tokens, most, options.min_probability);
@@ -73,7 +76,10 @@ impl Scheduler {
             Some(Share { slot, request: sequence.id, is_background: sequence.is_background(), n_left, n_rows: 0 })
         };
         let mut shares: Vec<Share> = self.slots.iter().enumerate().filter_map(share).collect();
-        let most = if step.rows.is_empty() { usize::MAX } else { self.options.max_prompt_rows };
+        // Who generates waits for so many rows of prompts and no more; in the background, that matters to nobody.
+        let in_foreground = |row: &Row| self.slots[row.slot as usize].as_ref().is_some_and(|of| !of.is_background());
+        let is_waited_for = step.rows.iter().any(in_foreground);
+        let most = if is_waited_for { self.options.max_prompt_rows } else { usize::MAX };
         shares.sort_unstable_by_key(|share| (share.is_background, share.slot));
         let n_foreground = shares.partition_point(|share| !share.is_background);
         let (foreground, background) = shares.split_at_mut(n_foreground);

@@ -239,14 +239,18 @@ impl Store {
         options.identities = options.identities.or(folder);
         let jobs = thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
         let (compiler, turns) = (Compilers::new(options), Turns::new(jobs));
-        let bundles = Arc::default();
-        let (retry_failed, never_compiles) = (false, false);
+        let (bundles, retry_failed, never_compiles) = (Arc::default(), false, false);
         Self { cache, bundles, compiler, jobs, turns, retry_failed, never_compiles, origins: Mutex::default() }
     }
 
     /// Asks these bundles for what the cache lacks.
     pub fn with_bundles(self, bundles: Arc<Bundles>) -> Self {
         Self { bundles, ..self }
+    }
+
+    /// For those who judge what the compilers of this machine make.
+    pub fn without_bundles(self) -> Self {
+        self.with_bundles(Arc::default())
     }
 
     /// Compiles at most so many kernels at a time.

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use tokio::sync::Notify;
 
 use super::list_json;
+use super::room::{ENTRY_BYTES, NoRoom, Taken};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -129,6 +130,8 @@ pub(crate) struct BatchRecord {
     pub(super) problems: Vec<Problem>,
     /// Chosen before there is anything in them, so that writing them again writes the same.
     pub(super) output_file_id: Option<String>,
+    /// Seconds that its files stay, if they do not until they are deleted.
+    pub(super) output_expires_after: Option<u64>,
     pub(super) error_file_id: Option<String>,
     pub(super) total: usize,
     pub(super) completed: usize,
@@ -162,14 +165,20 @@ impl BatchRecord {
 pub(crate) struct Batch {
     id: String,
     record: Mutex<BatchRecord>,
+    /// Held while a change is kept, which may take a while; [`Self::record`] does not wait for that.
+    turn: Mutex<()>,
+    /// What its description and its answers take of the folder's room.
+    taken: Mutex<Taken>,
     /// What keeps it from going on, as long as it does.
     trouble: Mutex<Option<Problem>>,
     woken: Notify,
 }
 
 impl Batch {
-    pub(super) fn new(record: BatchRecord) -> Self {
-        Self { id: record.id.clone(), record: Mutex::new(record), trouble: Mutex::default(), woken: Notify::new() }
+    /// - `taken`: what its description takes
+    pub(super) fn new(record: BatchRecord, taken: Taken) -> Self {
+        let (id, record, taken) = (record.id.clone(), Mutex::new(record), Mutex::new(taken));
+        Self { id, record, turn: Mutex::default(), taken, trouble: Mutex::default(), woken: Notify::new() }
     }
 
     pub(super) fn id(&self) -> &str {
@@ -183,12 +192,56 @@ impl Batch {
 
     /// For what is not worth a file: counts.
     pub(super) fn lock(&self) -> MutexGuard<'_, BatchRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.record)
+    }
+
+    /// Changes what is known of it, all but the counts. Everybody else sees what was before until `keep` has kept it,
+    /// and nothing of it if that fails. One change is made after the other.
+    pub(super) fn change<T, E>(
+        &self,
+        change: impl FnOnce(&mut BatchRecord) -> T,
+        keep: impl FnOnce(&BatchRecord) -> Result<(), E>,
+    ) -> Result<T, E> {
+        let _turn = lock(&self.turn);
+        let before = self.record();
+        let mut changed = before.clone();
+        let told = change(&mut changed);
+        if changed != before {
+            keep(&changed)?;
+            let mut record = self.lock();
+            (changed.completed, changed.failed) = (record.completed, record.failed); // somebody counted meanwhile
+            *record = changed;
+        }
+        Ok(told)
+    }
+
+    /// Keeps it for the first time, before all changes.
+    pub(super) fn keep<E>(&self, keep: impl FnOnce(&BatchRecord) -> Result<(), E>) -> Result<(), E> {
+        let _turn = lock(&self.turn);
+        keep(&self.record())
+    }
+
+    /// Takes room for answers.
+    ///
+    /// # Errors
+    /// There is none.
+    pub(super) fn take_room(&self, bytes: u64) -> Result<(), NoRoom> {
+        lock(&self.taken).more(bytes)
+    }
+
+    /// There are answers of so many bytes.
+    pub(super) fn found(&self, bytes: u64) {
+        lock(&self.taken).found(bytes);
+    }
+
+    /// Its answers are files of their own.
+    pub(super) fn has_files(&self) {
+        lock(&self.taken).shrink(ENTRY_BYTES);
     }
 
     /// Tells clients what is in the way, or that nothing is any more.
     pub(super) fn tell(&self, trouble: Option<Problem>) {
-        let mut told = self.trouble.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = lock(&self.trouble);
         if let Some(Problem { message, .. }) = trouble.as_ref().filter(|trouble| told.as_ref() != Some(*trouble)) {
             tracing::warn!(id = self.id, "a batch waits: {message}");
         }
@@ -209,7 +262,7 @@ impl Batch {
     pub(super) fn json(&self) -> Value {
         let of = self.record();
         let mut problems = of.problems.clone();
-        problems.extend(self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        problems.extend(lock(&self.trouble).clone());
         let errors = match problems.as_slice() {
             [] => Value::Null,
             problems => list_json(problems.iter().map(Problem::json).collect()),
@@ -241,9 +294,37 @@ impl Batch {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batches::room::Room;
+
+    fn batch(record: BatchRecord) -> Batch {
+        Batch::new(record, Room::new(u64::MAX).part())
+    }
+
+    #[test]
+    fn nobody_waits_for_a_change_that_is_being_kept() {
+        let batch = batch(BatchRecord::default());
+        let status = || batch.record.try_lock().expect("it is free").status;
+        let failed: Result<(), &str> =
+            batch.change(|record| record.status = Status::Failed, |kept| Err(kept.status.name()));
+        assert_eq!((failed, status()), (Err("failed"), Status::Validating));
+        let keep = |kept: &BatchRecord| {
+            assert_eq!((kept.status, status()), (Status::InProgress, Status::Validating));
+            assert!(batch.turn.try_lock().is_err(), "another change waits");
+            batch.lock().completed += 1;
+            Ok::<_, ()>(())
+        };
+        assert_eq!(batch.change(|record| record.status = Status::InProgress, keep), Ok(()));
+        assert_eq!((status(), batch.record().completed), (Status::InProgress, 1), "what was counted meanwhile stays");
+        let unchanged = batch.change(|record| record.total, |_| Err("nothing is to be kept"));
+        assert_eq!(unchanged, Ok(0));
+    }
 
     #[test]
     fn a_status_is_called_the_same_in_files_and_answers() {
@@ -266,7 +347,7 @@ mod tests {
             completed: 2,
             ..BatchRecord::default()
         };
-        let batch = Batch::new(record);
+        let batch = batch(record);
         assert_eq!((&batch.json()["output_file_id"], &batch.json()["errors"]), (&Value::Null, &Value::Null));
         let trouble = Problem { code: "storage_error".into(), message: "full".into(), param: None, line: None };
         batch.tell(Some(trouble));

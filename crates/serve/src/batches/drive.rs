@@ -3,7 +3,7 @@
 //! Each answer is stored as soon as it is finished, so a batch continues after a crash. Requests start while there are
 //! free places, which all batches share in turn, and run in the background: interactive requests do not wait for them.
 
-use std::io::{self, BufWriter, Write};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,15 +15,15 @@ use axum::response::Response;
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use serde::{Deserialize, Serialize};
+use serde_json::Map;
 use serde_json::value::RawValue;
-use serde_json::{Map, json};
 use tokio::task::{JoinSet, spawn_blocking};
 use tokio::time::sleep;
 
 use super::batch::{Batch, BatchEnd, Problem, Status};
-use super::files::BATCH_OUTPUT;
 use super::lines::{Expected, Line, Lines, Unusable};
-use super::store::{NotKept, Store, StoredFile};
+use super::output::write_files;
+use super::store::{NotKept, Store};
 use crate::Server;
 use crate::backend::Health;
 use crate::error::ApiError;
@@ -31,7 +31,6 @@ use crate::keys::Caller;
 use crate::request_log::in_background;
 use crate::{chat, completions, responses};
 use batch::records::{Header, Records, RecordsError, VERSION};
-use system::new_file::NewFile;
 
 /// From one try to keep something to the next.
 const PAUSE: Duration = Duration::from_secs(5);
@@ -47,12 +46,19 @@ const MAX_STARTS: u32 = 5;
 
 /// An answer as it is kept: a line of one of the two files.
 #[derive(Debug, Serialize, Deserialize)]
-struct KeptAnswer {
-    is_error: bool,
-    line: String,
+pub(super) struct KeptAnswer {
+    pub(super) is_error: bool,
+    pub(super) line: String,
 }
 
-type Answers = Records<KeptAnswer>;
+impl KeptAnswer {
+    /// In its file.
+    fn len_bytes(&self) -> u64 {
+        self.line.len() as u64 + 1
+    }
+}
+
+pub(super) type Answers = Records<KeptAnswer>;
 
 /// The program ends: the next one goes on.
 struct Ended;
@@ -185,14 +191,16 @@ impl Driver {
         let open = move || {
             let not_kept = |error| not_recorded(&path, error);
             let answers = Answers::open(&path, header.clone(), n, false).map_err(not_kept)?;
-            let mut n_failed = 0;
+            let (mut n_failed, mut bytes) = (0, 0);
             for i in (0..n).filter(|&i| answers.digest(i).is_some()) {
-                let read = answers.read(i).map_err(not_kept)?;
-                n_failed += usize::from(read.is_some_and(|record| record.outcome.is_error));
+                let Some(record) = answers.read(i).map_err(not_kept)? else { continue };
+                n_failed += usize::from(record.outcome.is_error);
+                bytes += record.outcome.len_bytes();
             }
-            Ok((answers, n_failed))
+            Ok((answers, n_failed, bytes))
         };
-        let (answers, n_failed) = self.insist(open).await?;
+        let (answers, n_failed, bytes) = self.insist(open).await?;
+        self.batch.found(bytes);
         {
             let mut record = self.batch.lock();
             (record.completed, record.failed) = (answers.n_done() - n_failed, n_failed);
@@ -225,6 +233,7 @@ impl Driver {
                 return Ok(BatchEnd::Answered);
             }
             let left = Duration::from_secs(expires_at.saturating_sub(crate::now()));
+            let unsynced = answers.sync_due();
             tokio::select! {
                 place = Arc::clone(&places).acquire_owned(), if open.peek().is_some() => {
                     let (Some(i), Ok(place)) = (open.next(), place) else { return Err(Ended) };
@@ -242,6 +251,7 @@ impl Driver {
                     }
                     self.keep(answers, done).await?;
                 }
+                () = sleep(unsynced.unwrap_or_default()), if unsynced.is_some() => self.keep(answers, Vec::new()).await?,
                 () = self.batch.woken() => {}
                 () = sleep(left) => {}
             }
@@ -253,6 +263,9 @@ impl Driver {
         let n_failed = done.iter().filter(|(_, answer)| answer.is_error).count();
         let n_completed = done.len() - n_failed;
         let path = self.store.records_path(self.batch.id());
+        let bytes = done.iter().map(|(_, answer)| answer.len_bytes()).sum();
+        let (batch, of_records) = (self.batch.clone(), path.clone());
+        self.insist(move || batch.take_room(bytes).map_err(|full| NotKept::new(&of_records, full.into()))).await?;
         let header = answers.header().clone();
         let mut held = Some(std::mem::replace(answers, Answers::in_memory(header, 0)));
         let mut left = done;
@@ -299,6 +312,11 @@ impl Driver {
         let answers = Arc::new(answers);
         let written = answers.clone();
         let [output, errors] = self.insist(move || write_files(&store, &batch, &lines, &written, end)).await?;
+        self.batch.has_files();
+        if end == BatchEnd::GivenUp {
+            let mut record = self.batch.lock();
+            record.failed = record.total - record.completed; // it is `completed`, so all are counted
+        }
         self.change(move |record| {
             record.output_file_id = record.output_file_id.take().filter(|_| output);
             record.error_file_id = record.error_file_id.take().filter(|_| errors);
@@ -323,72 +341,11 @@ impl Driver {
     }
 }
 
-fn not_recorded(path: &Path, error: RecordsError) -> NotKept {
+pub(super) fn not_recorded(path: &Path, error: RecordsError) -> NotKept {
     match error {
         RecordsError::Io { source, .. } => NotKept::new(path, source),
         other => NotKept::new(path, io::Error::other(other)),
     }
-}
-
-/// Writes answers in the order of their requests, and the errors; whether there are such and such.
-fn write_files(
-    store: &Store,
-    batch: &Batch,
-    lines: &Lines,
-    answers: &Answers,
-    end: BatchEnd,
-) -> Result<[bool; 2], NotKept> {
-    let record = batch.record();
-    let ids = [&record.output_file_id, &record.error_file_id].map(|id| id.clone().unwrap_or_default());
-    let paths = ids.clone().map(|id| store.data_path(&id));
-    let not_kept = |error: io::Error| NotKept::new(&paths[0], error);
-    let open = |path: &std::path::PathBuf| NewFile::create(path).map_err(|error| NotKept::new(path, error));
-    let mut files = [open(&paths[0])?, open(&paths[1])?];
-    let mut bytes = [0_u64; 2];
-    {
-        let [output, errors] = &mut files;
-        let mut writers = [output, errors].map(|file| BufWriter::new(file.file()));
-        for i in 0..lines.len() {
-            let kept = answers.read(i).map_err(|error| not_recorded(&paths[0], error))?;
-            let KeptAnswer { is_error, line } = match kept {
-                Some(record) => record.outcome,
-                None => unanswered(store, &lines.get(i).map_err(not_kept)?, end),
-            };
-            let which = usize::from(is_error);
-            writers[which]
-                .write_all(line.as_bytes())
-                .and_then(|()| writers[which].write_all(b"\n"))
-                .map_err(not_kept)?;
-            bytes[which] += line.len() as u64 + 1;
-        }
-        writers.iter_mut().try_for_each(Write::flush).map_err(not_kept)?;
-    }
-    let words = ["output", "error"];
-    for (which, file) in files.into_iter().enumerate().filter(|(which, _)| bytes[*which] > 0) {
-        file.publish().map_err(|error| NotKept::new(&paths[which], error))?;
-        store.add_file(StoredFile {
-            id: ids[which].clone(),
-            caller: record.caller,
-            order: store.next_order(),
-            bytes: bytes[which],
-            created_at: crate::now(),
-            filename: format!("{}_{}.jsonl", record.id, words[which]),
-            purpose: BATCH_OUTPUT.to_owned(),
-        })?;
-    }
-    Ok(bytes.map(|bytes| bytes > 0))
-}
-
-/// The line of a request that has no answer.
-fn unanswered(store: &Store, line: &Line, end: BatchEnd) -> KeptAnswer {
-    let (code, message) = end.of_unanswered();
-    let line = json!({
-        "id": store.new_id("batch_req_"),
-        "custom_id": line.custom_id,
-        "response": null,
-        "error": {"code": code, "message": message},
-    });
-    KeptAnswer { is_error: true, line: line.to_string() }
 }
 
 /// What the requests of a batch are asked of.

@@ -16,6 +16,8 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::blocking;
+use super::expiry::ExpiryForm;
+use super::room::Taken;
 use super::store::{NotKept, Store, StoredFile};
 use crate::Server;
 use crate::error::ApiError;
@@ -52,6 +54,7 @@ pub(super) fn router() -> Router<Arc<Server>> {
 struct Upload {
     file: NewFile,
     bytes: u64,
+    taken: Taken,
 }
 
 async fn upload(
@@ -65,21 +68,23 @@ async fn upload(
     DefaultBodyLimit::max(most).apply(&mut request);
     let mut form = Multipart::from_request(request, &()).await.map_err(|error| no_form(&error.body_text()))?;
     let id = store.new_id("file-");
-    let (mut written, mut purpose, mut filename) = (None, None, None);
+    let (mut written, mut purpose, mut filename, mut expiry) = (None, None, None, ExpiryForm::default());
     while let Some(part) = in_time(form.next_field()).await? {
-        match part.name().unwrap_or_default() {
+        let name = part.name().unwrap_or_default().to_owned();
+        match name.as_str() {
             "file" => {
                 filename = Some(part.file_name().unwrap_or("file.jsonl").to_owned());
                 written = Some(receive(&store, &id, part).await?);
             }
             "purpose" => purpose = Some(short_text(part).await?),
-            name if name.starts_with("expires_after") => {
-                return Err(ApiError::unsupported(name, "files stay until they are deleted"));
+            name => {
+                if !expiry.take(name, &short_text(part).await?) {
+                    return Err(ApiError::invalid(name, format!("`{name}` is no field of a file")));
+                }
             }
-            name => return Err(ApiError::invalid(name, format!("`{name}` is no field of a file"))),
         }
     }
-    let Upload { file, bytes } = written.ok_or_else(|| ApiError::missing("file"))?;
+    let Upload { file, bytes, taken } = written.ok_or_else(|| ApiError::missing("file"))?;
     let purpose = purpose.ok_or_else(|| ApiError::missing("purpose"))?;
     if purpose != BATCH {
         let message = format!("`purpose` should be `{BATCH}`, which is all that files are for here");
@@ -88,11 +93,12 @@ async fn upload(
     let mut filename = filename.unwrap_or_default();
     filename.truncate(filename.floor_char_boundary(MAX_NAME));
     let (created_at, order) = (crate::now(), store.next_order());
-    let described = StoredFile { id, caller: caller.0, order, bytes, created_at, filename, purpose };
+    let expires_at = expiry.read()?.map(|seconds| created_at.saturating_add(seconds));
+    let described = StoredFile { id, caller: caller.0, order, bytes, created_at, expires_at, filename, purpose };
     let kept = blocking(move || {
         file.publish().map_err(|error| NotKept::new(&store.data_path(&described.id), error))?;
         let path = store.data_path(&described.id);
-        store.add_file(described).inspect_err(|_| drop(std::fs::remove_file(path)))
+        store.add_file(described, taken).inspect_err(|_| drop(std::fs::remove_file(path)))
     });
     Ok(Json(kept.await??.json()))
 }
@@ -133,6 +139,7 @@ async fn short_text(mut part: Part<'_>) -> Result<String, ApiError> {
 async fn receive(store: &Arc<Store>, id: &str, mut part: Part<'_>) -> Result<Upload, ApiError> {
     let (path, most) = (store.data_path(id), store.limits.max_file_bytes);
     let not_kept = |error| NotKept::new(&path, error);
+    let mut taken = store.room()?;
     let of_file = path.clone();
     let mut file = blocking(move || NewFile::create(&of_file)).await?.map_err(not_kept)?;
     let (mut bytes, mut chunk) = (0, Vec::with_capacity(CHUNK_BYTES));
@@ -144,13 +151,14 @@ async fn receive(store: &Arc<Store>, id: &str, mut part: Part<'_>) -> Result<Upl
             return Err(ApiError::file_too_large(most));
         }
         if chunk.len() >= CHUNK_BYTES || is_over {
+            taken.more(chunk.len() as u64)?;
             bytes += chunk.len() as u64;
             let taken = std::mem::take(&mut chunk);
             let write = move || file.file().write_all(&taken).map(|()| file);
             file = blocking(write).await?.map_err(not_kept)?;
         }
         if is_over {
-            return Ok(Upload { file, bytes });
+            return Ok(Upload { file, bytes, taken });
         }
     }
 }

@@ -1,17 +1,23 @@
 //! OpenAI's batch API: files of requests in a folder, answered behind all other requests.
 //!
-//! [`store`] is the folder, [`batch`] what is known of a batch and how that changes, [`lines`] a file of requests.
-//! [`drive`] has the endpoints answer them, keeps each answer at once, and goes on behind what is kept when the program
-//! is started again. Here are the endpoints of batches, [`files`] has those of files.
+//! [`store`] is the folder, [`room`] what it may take, [`batch`] what is known of a batch and how that changes,
+//! [`lines`] a file of requests. [`drive`] has the endpoints answer them, keeps each answer at once, and goes on behind
+//! what is kept when the program is started again; [`output`] writes the files. Here are the endpoints of batches,
+//! [`files`] has those of files.
 
 pub(crate) mod batch;
 mod drive;
+mod expiry;
 mod files;
 mod lines;
+mod orphans;
+mod output;
+mod room;
 pub mod store;
 
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use axum::extract::{Path as UrlPath, Query, State};
 use axum::routing::{get, post};
@@ -35,6 +41,9 @@ const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/re
 /// Most pairs of a batch's metadata, and the most characters of a name and of a value: OpenAI's.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 
+/// From one look for files whose time is over to the next.
+const SWEEP: Duration = Duration::from_secs(60);
+
 /// Files and batches, if there is a folder for them.
 #[derive(Debug, Default)]
 pub struct Batches {
@@ -52,12 +61,21 @@ impl Batches {
         Ok(Self { store: Some(Arc::new(Store::open(folder, limits)?)), places: OnceLock::new() })
     }
 
-    /// Goes on with the batches that are not over. To be called once, where tasks can be started.
+    /// Goes on with the batches that are not over, and removes files when they are. To be called once, where tasks can
+    /// be started.
     pub fn resume(server: &Arc<Server>) {
         let Some(store) = &server.batches.store else { return };
         for batch in store.batches().into_iter().filter(|batch| !batch.record().status.is_final()) {
             tokio::spawn(drive::drive(server.clone(), store.clone(), batch));
         }
+        let store = store.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(SWEEP).await;
+                let swept = store.clone();
+                let _ = blocking(move || swept.remove_expired()).await; // or the next time
+            }
+        });
     }
 
     /// # Errors
@@ -97,7 +115,7 @@ async fn create(
 ) -> Result<Json<Value>, ApiError> {
     let store = server.batches.store()?;
     let record = asked(store, caller, &Field::body(&body)?)?;
-    let (batch, store) = (Arc::new(Batch::new(record)), store.clone());
+    let (batch, store) = (Arc::new(Batch::new(record, store.room()?)), store.clone());
     // Not ended with a client that leaves: a batch that is kept is answered.
     let begun = tokio::spawn(async move {
         let (kept, of_folder) = (batch.clone(), store.clone());
@@ -112,9 +130,7 @@ async fn create(
 
 /// A batch as a client asks for it.
 fn asked(store: &Store, caller: Caller, body: &Field) -> Result<BatchRecord, ApiError> {
-    if let Some(expiry) = body.get("output_expires_after") {
-        return Err(expiry.unsupported("files stay until they are deleted"));
-    }
+    let output_expires_after = body.get("output_expires_after").map(|field| expiry::of_field(&field)).transpose()?;
     let endpoint = body.need("endpoint")?.one_of(&ENDPOINTS.map(|endpoint| (endpoint, endpoint)))?;
     let window = body.need("completion_window")?;
     let completion_window = window.text()?;
@@ -137,6 +153,7 @@ fn asked(store: &Store, caller: Caller, body: &Field) -> Result<BatchRecord, Api
         input_file_id: file.id.clone(),
         completion_window: completion_window.to_owned(),
         metadata: metadata(body)?,
+        output_expires_after,
         created_at,
         expires_at: created_at.saturating_add(seconds),
         ..BatchRecord::default()

@@ -3,7 +3,7 @@
 //!
 //! All that is small is in memory, too, and read when the folder is opened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -16,6 +16,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::batch::{Batch, BatchRecord, Problem};
+use super::orphans;
+use super::room::{ENTRY_BYTES, NoRoom, Room, Taken};
 use crate::error::ApiError;
 use crate::ids::Ids;
 use crate::keys::Caller;
@@ -30,6 +32,8 @@ pub struct BatchLimits {
     pub max_file_bytes: u64,
     /// Most requests of a batch.
     pub max_requests: usize,
+    /// Of all files and answers together.
+    pub max_bytes: u64,
 }
 
 /// Why a folder is of no use.
@@ -97,11 +101,18 @@ pub(super) struct StoredFile {
     pub(super) order: u64,
     pub(super) bytes: u64,
     pub(super) created_at: u64,
+    #[serde(default)]
+    pub(super) expires_at: Option<u64>,
     pub(super) filename: String,
     pub(super) purpose: String,
 }
 
 impl StoredFile {
+    /// Whether it is to be there no more.
+    fn is_over(&self) -> bool {
+        self.expires_at.is_some_and(|at| at <= crate::now())
+    }
+
     /// As clients are told.
     pub(super) fn json(&self) -> Value {
         json!({
@@ -109,13 +120,20 @@ impl StoredFile {
             "object": "file",
             "bytes": self.bytes,
             "created_at": self.created_at,
-            "expires_at": null,
+            "expires_at": self.expires_at,
             "filename": self.filename,
             "purpose": self.purpose,
             "status": "processed",
             "status_details": null,
         })
     }
+}
+
+/// A file and its part of the room.
+#[derive(Debug)]
+struct HeldFile {
+    file: Arc<StoredFile>,
+    _taken: Taken,
 }
 
 /// The folder of files and batches, held by one server at a time.
@@ -126,13 +144,14 @@ pub struct Store {
     ids: Ids,
     /// Of what was made last.
     order: AtomicU64,
-    files: Mutex<BTreeMap<String, Arc<StoredFile>>>,
+    room: Arc<Room>,
+    files: Mutex<BTreeMap<String, HeldFile>>,
     batches: Mutex<BTreeMap<String, Arc<Batch>>>,
     _lock: LockFile,
 }
 
 impl Store {
-    /// Reads what is there.
+    /// Reads what is there, and removes what nothing refers to and what is over.
     pub(super) fn open(folder: &Path, limits: BatchLimits) -> Result<Self, StoreError> {
         let (files, batches) = (folder.join("files"), folder.join("batches"));
         for path in [&files, &batches] {
@@ -148,21 +167,58 @@ impl Store {
             // Nothing comes of it but whether it can be made.
             NewFile::create(&path.join("probe")).map_err(|source| StoreError::Io { path: path.clone(), source })?;
         }
-        let files: Vec<StoredFile> = read_all(&files)?;
-        let batches: Vec<BatchRecord> = read_all(&batches)?;
+        let (path_of_files, path_of_batches) = (files, batches);
+        let files: Vec<StoredFile> = read_all(&path_of_files)?;
+        let batches: Vec<BatchRecord> = read_all(&path_of_batches)?;
+        let over = batches.iter().filter(|of| of.status.is_final()).map(|of| of.id.as_str()).collect();
+        for (path, prefix, ending, over) in
+            [(path_of_files, "file-", "data", BTreeSet::new()), (path_of_batches, "batch_", "records", over)]
+        {
+            orphans::remove(&path, prefix, ending, &over).map_err(|source| StoreError::Io { path, source })?;
+        }
+        let room = Room::new(limits.max_bytes);
+        let taken = |bytes| {
+            let mut taken = room.part();
+            taken.found(bytes);
+            taken
+        };
         let order = files.iter().map(|of| of.order).chain(batches.iter().map(|of| of.order)).max();
         let store = Self {
             folder: folder.to_owned(),
             limits,
             ids: Ids::default(),
             order: AtomicU64::new(order.unwrap_or(0)),
-            files: Mutex::new(files.into_iter().map(|file| (file.id.clone(), Arc::new(file))).collect()),
+            files: Mutex::new(files.into_iter().map(|of| held(of, taken)).collect()),
             batches: Mutex::new(
-                batches.into_iter().map(|batch| (batch.id.clone(), Arc::new(Batch::new(batch)))).collect(),
+                batches.into_iter().map(|of| (of.id.clone(), Arc::new(Batch::new(of, taken(ENTRY_BYTES))))).collect(),
             ),
+            room,
             _lock: lock,
         };
+        store.remove_expired();
         Ok(store)
+    }
+
+    /// A part of the room for something new.
+    ///
+    /// # Errors
+    /// There is none for its description.
+    pub(super) fn room(&self) -> Result<Taken, NoRoom> {
+        let mut taken = self.room.part();
+        taken.more(ENTRY_BYTES)?;
+        Ok(taken)
+    }
+
+    /// Removes the files whose time is over, if no batch needs them.
+    pub(super) fn remove_expired(&self) {
+        let over: Vec<Arc<StoredFile>> =
+            lock(&self.files).values().map(|held| &held.file).filter(|file| file.is_over()).cloned().collect();
+        for file in over.iter().filter(|file| self.user_of(&file.id).is_none()) {
+            match self.delete_file(&file.id) {
+                Ok(()) => tracing::info!(id = file.id, "a file is over, and removed"),
+                Err(error) => tracing::warn!("could not remove a file that is over: {error}"),
+            }
+        }
     }
 
     pub(super) fn new_id(&self, prefix: &str) -> String {
@@ -193,7 +249,8 @@ impl Store {
 
     /// All files of a caller, those that came first at the beginning.
     pub(super) fn files(&self, caller: Caller) -> Vec<Arc<StoredFile>> {
-        let mut files: Vec<_> = lock(&self.files).values().filter(|file| file.caller == caller.0).cloned().collect();
+        let mut files: Vec<_> = lock(&self.files).values().map(|held| held.file.clone()).collect();
+        files.retain(|file| file.caller == caller.0 && !file.is_over());
         files.sort_by_key(|file| file.order);
         files
     }
@@ -201,16 +258,24 @@ impl Store {
     /// # Errors
     /// 404: the caller has no such file.
     pub(super) fn file(&self, caller: Caller, id: &str) -> Result<Arc<StoredFile>, ApiError> {
-        let file = lock(&self.files).get(id).filter(|file| file.caller == caller.0).cloned();
-        file.ok_or_else(|| ApiError::not_found(format!("there is no file `{id}`")))
+        let file = lock(&self.files).get(id).map(|held| held.file.clone());
+        file.filter(|file| file.caller == caller.0 && !file.is_over())
+            .ok_or_else(|| ApiError::not_found(format!("there is no file `{id}`")))
     }
 
     /// Adds a file whose bytes are written; it is there when its description is.
-    pub(super) fn add_file(&self, file: StoredFile) -> Result<Arc<StoredFile>, NotKept> {
+    pub(super) fn add_file(&self, file: StoredFile, taken: Taken) -> Result<Arc<StoredFile>, NotKept> {
         write_json(&self.path("files", &file.id, "json"), &file)?;
         let file = Arc::new(file);
-        lock(&self.files).insert(file.id.clone(), file.clone());
+        lock(&self.files).insert(file.id.clone(), HeldFile { file: file.clone(), _taken: taken });
         Ok(file)
+    }
+
+    /// Adds a file of answers, for which room was taken as they came.
+    pub(super) fn add_answers(&self, file: StoredFile) -> Result<Arc<StoredFile>, NotKept> {
+        let mut taken = self.room.part();
+        taken.found(file.bytes + ENTRY_BYTES);
+        self.add_file(file, taken)
     }
 
     /// Removes a file, its description first.
@@ -248,24 +313,24 @@ impl Store {
     pub(super) fn add_batch(&self, batch: &Arc<Batch>) -> Result<(), NotKept> {
         // There before it is kept, so that nobody deletes its file meanwhile.
         lock(&self.batches).insert(batch.id().to_owned(), batch.clone());
-        let kept = write_json(&self.path("batches", batch.id(), "json"), &batch.record());
+        let path = self.path("batches", batch.id(), "json");
+        let kept = batch.keep(|record| write_json(&path, record));
         if kept.is_err() {
             lock(&self.batches).remove(batch.id());
         }
         kept
     }
 
-    /// Changes what is known of a batch, on the disk first. One at a time does.
+    /// Changes what is known of a batch, on the disk first.
     pub(super) fn change<T>(&self, batch: &Batch, change: impl FnOnce(&mut BatchRecord) -> T) -> Result<T, NotKept> {
-        let mut record = batch.lock();
-        let mut changed = record.clone();
-        let told = change(&mut changed);
-        if changed != *record {
-            write_json(&self.path("batches", batch.id(), "json"), &changed)?;
-            *record = changed;
-        }
-        Ok(told)
+        let path = self.path("batches", batch.id(), "json");
+        batch.change(change, |record| write_json(&path, record))
     }
+}
+
+fn held(file: StoredFile, taken: impl Fn(u64) -> Taken) -> (String, HeldFile) {
+    let taken = taken(file.bytes + ENTRY_BYTES);
+    (file.id.clone(), HeldFile { file: Arc::new(file), _taken: taken })
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -305,19 +370,26 @@ mod tests {
     use super::*;
     use crate::batches::batch::Status;
 
-    const LIMITS: BatchLimits = BatchLimits { max_file_bytes: 100, max_requests: 3 };
+    const LIMITS: BatchLimits = BatchLimits { max_file_bytes: 100, max_requests: 3, max_bytes: 1 << 20 };
 
-    fn file(store: &Store, caller: u64) -> StoredFile {
+    fn file(store: &Store, caller: u64) -> (StoredFile, Taken) {
         let (id, order) = (store.new_id("file-"), store.next_order());
         fs::write(store.data_path(&id), "x").expect("written");
         let (filename, purpose) = ("a.jsonl".to_owned(), "batch".to_owned());
-        StoredFile { id, caller, order, bytes: 1, created_at: 5, filename, purpose }
+        let file = StoredFile { id, caller, order, bytes: 1, created_at: 5, expires_at: None, filename, purpose };
+        (file, store.room().expect("there is room"))
+    }
+
+    fn add(store: &Store, caller: u64) -> Arc<StoredFile> {
+        let (file, taken) = file(store, caller);
+        store.add_file(file, taken).expect("kept")
     }
 
     fn batch(store: &Store, input: &str) -> Arc<Batch> {
         let (id, order) = (store.new_id("batch_"), store.next_order());
         let input_file_id = input.to_owned();
-        Arc::new(Batch::new(BatchRecord { id, order, input_file_id, ..BatchRecord::default() }))
+        let record = BatchRecord { id, order, input_file_id, ..BatchRecord::default() };
+        Arc::new(Batch::new(record, store.room().expect("there is room")))
     }
 
     #[test]
@@ -325,9 +397,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let store = Store::open(folder.path(), LIMITS).expect("opened");
         assert!(matches!(Store::open(folder.path(), LIMITS), Err(StoreError::Busy { .. })));
-        let one = store.add_file(file(&store, 1)).expect("kept");
-        let other = store.add_file(file(&store, 2)).expect("kept");
-        let last = store.add_file(file(&store, 1)).expect("kept");
+        let (one, other, last) = (add(&store, 1), add(&store, 2), add(&store, 1));
         let batch = batch(&store, &one.id);
         store.add_batch(&batch).expect("kept");
         store.change(&batch, |record| record.status = Status::InProgress).expect("kept");
@@ -342,6 +412,65 @@ mod tests {
         assert!(store.batch(Caller(1), batch.id()).is_err() && store.batch(Caller(0), batch.id()).is_ok());
         assert!(store.next_order() > batch.record().order);
         assert!(folder.path().join("files/foreign.json").exists());
+    }
+
+    #[test]
+    fn what_nothing_refers_to_is_removed_at_the_start_and_nothing_else() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), LIMITS).expect("opened");
+        let one = add(&store, 1);
+        let (running, over) = (batch(&store, &one.id), batch(&store, &one.id));
+        for batch in [&running, &over] {
+            store.add_batch(batch).expect("kept");
+            fs::write(store.records_path(batch.id()), "x").expect("written");
+        }
+        store.change(&over, |record| record.finish(Status::Completed, 7)).expect("kept");
+        let (stays, goes) = (store.data_path(&store.new_id("file-")), store.data_path(&store.new_id("file-")));
+        fs::write(stays.with_extension("json"), "what a disk damaged").expect("written");
+        let lost = store.records_path(&store.new_id("batch_"));
+        let foreign = folder.path().join("files/notes.data");
+        [&stays, &goes, &lost, &foreign].iter().for_each(|path| fs::write(path, "x").expect("written"));
+        let (data, records) = (store.data_path(&one.id), [&running, &over].map(|batch| store.records_path(batch.id())));
+        drop(store);
+        drop(Store::open(folder.path(), LIMITS).expect("opened again"));
+        assert!([&stays, &foreign, &data, &records[0]].iter().all(|path| path.exists()));
+        assert!(![&goes, &lost, &records[1]].iter().any(|path| path.exists()));
+    }
+
+    #[test]
+    fn a_file_goes_when_its_time_is_over_and_no_batch_needs_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path(), LIMITS).expect("opened");
+        let [needed, unneeded, later] = [0, 0, u64::MAX].map(|at| {
+            let (mut file, taken) = file(&store, 1);
+            file.expires_at = Some(at);
+            store.add_file(file, taken).expect("kept")
+        });
+        let batch = batch(&store, &needed.id);
+        store.add_batch(&batch).expect("kept");
+        assert_eq!(store.files(Caller(1)), std::slice::from_ref(&later), "nobody sees one that is over");
+        store.remove_expired();
+        let are_there = || [&needed, &unneeded, &later].map(|file| store.data_path(&file.id).exists());
+        assert_eq!(are_there(), [true, false, true]);
+        store.change(&batch, |record| record.finish(Status::Completed, 7)).expect("kept");
+        store.remove_expired();
+        assert_eq!(are_there(), [false, false, true]);
+    }
+
+    #[test]
+    fn room_is_that_of_all_that_is_there() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let limits = BatchLimits { max_bytes: 3 * ENTRY_BYTES + 1, ..LIMITS };
+        let store = Store::open(folder.path(), limits).expect("opened");
+        let one = add(&store, 1);
+        store.add_batch(&batch(&store, &one.id)).expect("kept");
+        assert!(store.room().is_ok() && store.room().is_ok(), "what is not kept takes nothing");
+        drop(store);
+        let store = Store::open(folder.path(), limits).expect("opened again");
+        let (last, full) = (store.room(), store.room());
+        assert!(last.is_ok() && full.expect_err("nothing is left").to_string().contains("12.3 kB"));
+        store.delete_file(&one.id).expect("removed");
+        assert!(store.room().is_ok());
     }
 
     #[test]

@@ -12,7 +12,8 @@ function addCall(calls, { index = calls.length, id, function: called = {} }) {
 }
 
 export class Answers {
-  // `hooks`: grew(conversation, turn), ended(conversation, turn), locked(conversation), save(conversation).
+  // `hooks`: grew(conversation, turn), ended(conversation, turn, saved), locked(conversation), save(conversation), which
+  // gives a promise of when that is done: `saved`.
   constructor(settings, hooks) {
     this.settings = settings;
     this.hooks = hooks;
@@ -26,6 +27,14 @@ export class Answers {
 
   stop(conversation) {
     this.running.get(conversation.id)?.controller.abort();
+  }
+
+  // A running conversation gets another id.
+  rename(conversation, id) {
+    const run = this.running.get(conversation.id);
+    this.running.delete(conversation.id);
+    conversation.id = id;
+    this.running.set(id, run);
   }
 
   // Answers the last turn; or goes on with it, where it is an answer itself.
@@ -72,8 +81,8 @@ export class Answers {
     // Nothing came, and nothing is to be told.
     const isEmpty = !turn.content && !turn.reasoning && !turn.calls.length;
     if (run.isLocked && isEmpty) conversation.turns.splice(conversation.turns.indexOf(turn), 1);
-    this.hooks.save(conversation);
-    this.hooks.ended(conversation, turn);
+    const saved = this.hooks.save(conversation);
+    this.hooks.ended(conversation, turn, saved);
     if (run.isLocked) this.hooks.locked(conversation);
   }
 

@@ -6,7 +6,9 @@ import { List } from "./list.mjs";
 import { codeOf } from "./markdown.mjs";
 import { models } from "./server.mjs";
 import { Settings } from "./settings.mjs";
-import { Store, kept, keptInTab, newConversation } from "./store.mjs";
+import { listed } from "./side.mjs";
+import { Store, kept, keptInTab, newConversation, newId } from "./store.mjs";
+import { Tabs } from "./tabs.mjs";
 import { AssistantView, UserView, ending } from "./turns.mjs";
 
 const $ = id => document.getElementById(id);
@@ -71,6 +73,23 @@ async function copy(text, button) {
 
 // ---- the conversation that is shown ----
 
+// Whether it is being answered, here or in another tab.
+function isBusy(conversation) {
+  return answers.isRunning(conversation) || tabs.runs(conversation.id);
+}
+
+// Nothing of it can be changed meanwhile; says so.
+function isHeld(conversation) {
+  if (!isBusy(conversation)) return false;
+  toast(`${tabs.runs(conversation.id) ? "Another tab is writing an answer here" : "An answer is being written"}. Stop it first.`);
+  return true;
+}
+
+function stop(conversation) {
+  if (answers.isRunning(conversation)) answers.stop(conversation);
+  else tabs.stop(conversation.id);
+}
+
 function titled() {
   const title = current.title || "New chat";
   $("title").textContent = title;
@@ -112,14 +131,14 @@ function mark() {
   for (const [turn, view] of views) {
     if (turn.role === "user") continue;
     view.isLast = turn === current.turns.at(-1);
-    if (turn.running && !answers.isRunning(current)) turn.interrupted = true;
+    if (turn.running && !isBusy(current)) turn.interrupted = true;
     if (turn.interrupted) delete turn.running;
     view.draw();
   }
 }
 
 function states() {
-  const isRunning = answers.isRunning(current);
+  const isRunning = isBusy(current);
   $("send").hidden = isRunning;
   $("stop").hidden = !isRunning;
   $("log").setAttribute("aria-busy", String(isRunning));
@@ -154,6 +173,7 @@ function cutAt(index, then) {
   then();
   if (n > 0) {
     toast("What was there before was replaced.", "Undo", () => {
+      if (tabs.runs(conversation.id)) return isHeld(conversation);
       answers.stop(conversation);
       conversation.turns = before;
       save(conversation);
@@ -165,6 +185,7 @@ function cutAt(index, then) {
 function answer(conversation = current) {
   const model = $("model").value;
   answers.begin(conversation, model, contexts.get(model));
+  tabs.began(conversation.id);
   if (conversation === current) show(current);
   say("The model is answering.");
 }
@@ -172,7 +193,7 @@ function answer(conversation = current) {
 const actions = {
   copy,
   edited(turn, content) {
-    if (answers.isRunning(current)) return toast("An answer is being written. Stop it first.");
+    if (isHeld(current)) return undefined;
     cutAt(current.turns.indexOf(turn), () => {
       current.turns.push({ ...turn, content });
       answer();
@@ -180,13 +201,14 @@ const actions = {
     return $("message").focus();
   },
   again(turn) {
-    if (answers.isRunning(current)) return toast("An answer is being written. Stop it first.");
+    if (isHeld(current)) return undefined;
     return cutAt(current.turns.indexOf(turn), () => answer());
   },
   goOn() {
-    if (!answers.isRunning(current)) answer();
+    if (!isHeld(current)) answer();
   },
   results(turns) {
+    if (isHeld(current)) return;
     current.turns.push(...turns);
     answer();
     $("message").focus();
@@ -195,11 +217,40 @@ const actions = {
 
 // ---- conversations ----
 
-let isWarned = false;
+let warned = "";                // what was said last of what is not kept
+const unkept = new Set();       // conversations for which the browser has no room
+const WARNINGS = {
+  full: ["The browser has no room left: what is new is in this tab alone. Export it, or delete other conversations.", "Export"],
+  none: ["This browser keeps no conversations for this page. Export those that you need."],
+};
+
 async function save(conversation) {
-  if ((await store.write(conversation)) || isWarned) return;
-  isWarned = true;
-  toast("This browser keeps no conversations for this page. Export those that you need.");
+  if (tabs.runs(conversation.id)) {
+    isHeld(conversation);
+    return refresh(conversation.id);
+  }
+  const is = await store.write(conversation);
+  if (is === "full") unkept.add(conversation);
+  else unkept.delete(conversation);
+  if (is === "kept" && !unkept.size) warned = "";
+  if (is === "kept" || is === warned) return undefined;
+  warned = is;
+  return toast(...WARNINGS[is], () => unkept.size && list.export([...unkept], "gptoss-jit-conversations"));
+}
+
+// As another tab has it.
+async function refresh(id) {
+  const read = await store.read(id).catch(() => null);
+  if (read && !tabs.runs(id)) await store.rescued([read], id);
+  if (read === null || answers.isRunning({ id })) return;
+  if (read) all.set(id, read);
+  else all.delete(id);
+  if (current.id !== id || !read) return list.draw();
+  const isAtEnd = follows, { scrollTop } = $("scroll");
+  show(read);
+  if (isAtEnd) return;
+  follows = false;
+  $("scroll").scrollTop = scrollTop;
 }
 
 const chats = {
@@ -210,18 +261,25 @@ const chats = {
   get current() {
     return current;
   },
-  isRunning: conversation => answers.isRunning(conversation),
+  isRunning: isBusy,
   open(conversation) {
     show(conversation);
     listed(false);
     $("message").focus();
   },
+  // Whether it is.
   remove(conversation) {
+    if (tabs.runs(conversation.id)) return !isHeld(conversation);
     answers.stop(conversation);
     all.delete(conversation.id);
-    store.remove(conversation.id);
+    unkept.delete(conversation);
+    store.remove(conversation.id).then(isGone => {
+      if (!isGone) toast("The browser could not delete it: it will be here again.");
+      unkept.forEach(save);   // there may be room now
+    });
     if (conversation === current) show(newConversation());
     list.draw();
+    return true;
   },
   restore(conversation) {
     all.set(conversation.id, conversation);
@@ -231,13 +289,14 @@ const chats = {
 };
 
 const answers = new Answers(settings, {
-  save(conversation) {
-    if (all.has(conversation.id)) save(conversation);
+  async save(conversation) {
+    if (all.has(conversation.id)) await save(conversation);
   },
   grew(conversation, turn) {
     if (conversation === current) draw(turn);
   },
-  ended(conversation, turn) {
+  ended(conversation, turn, saved) {
+    saved.then(() => tabs.ended(conversation.id));
     if (conversation === current) {
       if (!current.turns.includes(turn)) show(current);
       mark();
@@ -253,12 +312,31 @@ const answers = new Answers(settings, {
   },
 });
 
+const tabs = new Tabs({
+  running: () => [...answers.running.keys()],
+  stop: id => answers.stop({ id }),
+  changed(id) {
+    refresh(id).then(states);
+  },
+  doubled(id) {
+    const { conversation } = answers.running.get(id);
+    answers.rename(conversation, newId());
+    conversation.title = `${conversation.title} (copy)`;
+    all.set(conversation.id, conversation);
+    tabs.began(conversation.id);
+    save(conversation);
+    refresh(id);
+    if (conversation === current) show(current);
+    toast("Another tab asked in this conversation at the same time: yours goes on as a copy.");
+  },
+});
+
 const list = new List(chats);
 
 const compose = new Compose({
   toast,
   send({ content, files }) {
-    if (answers.isRunning(current)) return false;
+    if (isHeld(current)) return false;
     if (!current.turns.length) {
       const line = content.trim().split("\n")[0] || files[0].name;
       current.title ||= line.length > TITLE_LENGTH ? `${line.slice(0, TITLE_LENGTH).trimEnd()}…` : line;
@@ -331,29 +409,6 @@ async function untilListed() {
 
 // ---- the page's own things ----
 
-function listed(isOpen) {
-  const isPhone = matchMedia("(max-width: 48rem)").matches;
-  if (isPhone) document.body.classList.toggle("listed", isOpen);
-  $("shade").hidden = !(isPhone && isOpen);
-  $("column").inert = isPhone && isOpen;
-  const isShown = isPhone ? isOpen : !document.body.classList.contains("narrowed");
-  $("menu").setAttribute("aria-expanded", String(isShown));
-}
-
-$("menu").addEventListener("click", () => {
-  const isPhone = matchMedia("(max-width: 48rem)").matches;
-  if (!isPhone) document.body.classList.toggle("narrowed");
-  listed(isPhone);
-  if (isPhone) $("new").focus();
-});
-for (const id of ["shade", "closed"]) {
-  $(id).addEventListener("click", () => {
-    listed(false);
-    $("menu").focus();
-  });
-}
-matchMedia("(max-width: 48rem)").addEventListener("change", () => listed(false));
-
 const THEMES = ["", "light", "dark"];
 function theme(next) {
   const root = document.documentElement;
@@ -383,7 +438,7 @@ $("log").addEventListener("click", event => {
   if (button) copy(codeOf(button.closest(".code")), button);
 });
 $("stop").addEventListener("click", () => {
-  answers.stop(current);
+  stop(current);
   $("message").focus();
 });
 $("new").addEventListener("click", begin);
@@ -402,7 +457,7 @@ document.addEventListener("keydown", event => {
   const isCommand = event.ctrlKey || event.metaKey, name = event.key.toLowerCase();
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if (document.body.classList.contains("listed")) $("closed").click();
-    else if (answers.isRunning(current)) answers.stop(current);
+    else if (isBusy(current)) stop(current);
   } else if (isCommand && event.shiftKey && name === "o") {
     event.preventDefault();
     begin();
@@ -422,21 +477,20 @@ addEventListener("popstate", () => {
   const wanted = ofHash();
   if (wanted !== current) show(wanted ?? newConversation());
 });
-addEventListener("pagehide", () => answers.leave(store));
+addEventListener("pagehide", () => {
+  answers.leave(store);
+  unkept.forEach(conversation => store.rescue(conversation, true));
+  tabs.leave();
+});
+addEventListener("beforeunload", event => {
+  if (unkept.size) event.preventDefault();
+});
 addEventListener("pageshow", event => {
   if (event.persisted) location.reload();
 });
 
 // Another tab wrote or deleted a conversation.
-store.listeners.push(async ({ id }) => {
-  const read = await store.read(id);
-  const here = all.get(id);
-  if (here && answers.isRunning(here)) return;
-  if (read) all.set(id, read);
-  else all.delete(id);
-  if (current.id === id && read) show(read);
-  else list.draw();
-});
+store.listeners.push(({ id }) => refresh(id));
 
 for (const conversation of await store.open()) all.set(conversation.id, conversation);
 show(ofHash() ?? current);

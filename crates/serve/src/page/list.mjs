@@ -129,7 +129,7 @@ export class List {
   // Without a question, since it can be undone.
   remove(conversation, item) {
     const next = item.nextElementSibling?.dataset.id ?? item.previousElementSibling?.dataset.id;
-    this.chats.remove(conversation);
+    if (!this.chats.remove(conversation)) return;
     const open = next && $("list").querySelector(`[data-id="${CSS.escape(next)}"] .open`);
     (open || $("new")).focus();
     this.chats.toast(`“${conversation.title || "New chat"}” was deleted.`, "Undo", () => this.chats.restore(conversation));

@@ -95,60 +95,90 @@ export class Store {
     return this.database.transaction(CONVERSATIONS, mode).objectStore(CONVERSATIONS);
   }
 
-  // At once: a page that goes away would take an open transaction with it.
-  async change(run) {
-    const objects = this.objects("readwrite"), request = run(objects);
-    objects.transaction.commit?.();
-    return asked(request);
+  // At once: a page that goes away would take an open transaction with it. A disk that is full may be known of only
+  // when the transaction ends.
+  change(run) {
+    return new Promise((resolve, reject) => {
+      const objects = this.objects("readwrite"), { transaction } = objects;
+      transaction.oncomplete = resolve;
+      transaction.onabort = () => reject(transaction.error);
+      run(objects);
+      transaction.commit?.();
+    });
   }
 
   async read(id) {
     return this.database ? asked(this.objects("readonly").get(id)) : undefined;
   }
 
-  // Whether it is on the disk then.
+  // Whether it is on the disk then: "kept", "full" where there is no room, or "none".
   async write(conversation) {
-    if (!this.database) return false;
+    if (!this.database) return "none";
     try {
       await this.change(objects => objects.put(conversation));
+    } catch (error) {
+      return error?.name === "QuotaExceededError" ? "full" : "none";
+    }
+    this.channel?.postMessage({ id: conversation.id });
+    return "kept";
+  }
+
+  // Whether it is gone then.
+  async remove(id) {
+    if (!this.database) return true;
+    try {
+      await this.change(objects => objects.delete(id));
     } catch {
       return false;
     }
-    this.channel?.postMessage({ id: conversation.id });
+    this.channel?.postMessage({ id });
     return true;
   }
 
-  async remove(id) {
-    if (!this.database) return;
-    await this.change(objects => objects.delete(id));
-    this.channel?.postMessage({ id });
-  }
-
-  // The page goes away, and the database would take too long: the last turn, which is the one that grows.
-  rescue(conversation) {
+  // The page goes away, and the database would take too long: the last turn, which is the one that grows; or all of a
+  // conversation for which the database has no room.
+  rescue(conversation, isWhole = false) {
     const index = conversation.turns.length - 1;
+    const rescued = isWhole ? { conversation } : { index, turn: conversation.turns[index] };
     try {
-      localStorage.setItem(RESCUE + conversation.id, JSON.stringify({ index, turn: conversation.turns[index] }));
+      localStorage.setItem(RESCUE + conversation.id, JSON.stringify(rescued));
     } catch {
-      // There is no room; the database has all but the last second.
+      // There is no room; the database has all but the last second, or the person was asked before leaving.
     }
   }
 
-  async rescued(all) {
-    const names = Object.keys(localStorage).filter(name => name.startsWith(RESCUE));
+  // A rescue is there until the database has what is in it. Of all conversations, or of this one.
+  async rescued(all, only = "") {
+    const names = Object.keys(localStorage).filter(name => name.startsWith(RESCUE + only));
     for (const name of names) {
-      const conversation = all.find(({ id }) => RESCUE + id === name);
-      const { index, turn } = JSON.parse(localStorage.getItem(name));
-      localStorage.removeItem(name);
-      const last = conversation?.turns[index];
-      const size = one => one.content.length + one.reasoning.length;
-      const grew = last?.role === "assistant" && size(last) <= size(turn);
-      if (!grew || index !== conversation.turns.length - 1) continue;
-      conversation.turns[index] = turn;
-      await this.write(conversation);
+      let conversation = null;
+      try {
+        conversation = withRescue(all, name.slice(RESCUE.length), JSON.parse(localStorage.getItem(name)));
+      } catch {
+        // Somebody else wrote it; the other conversations are there all the same.
+      }
+      if (!conversation || (await this.write(conversation)) === "kept") localStorage.removeItem(name);
     }
     return all;
   }
+}
+
+// Puts what was rescued into `all`; gives the conversation that it changed, if it did.
+function withRescue(all, id, { index, turn, conversation: whole }) {
+  const known = all.find(one => one.id === id);
+  if (whole) {
+    const [rescued] = imported(exported([whole]));
+    if (known && known.changed > rescued.changed) return null;
+    if (known) all.splice(all.indexOf(known), 1);
+    all.push(rescued);
+    return rescued;
+  }
+  const last = known?.turns[index];
+  const size = one => one.content.length + one.reasoning.length;
+  const grew = last?.role === "assistant" && size(last) <= size(turn);
+  if (!grew || index !== known.turns.length - 1) return null;
+  known.turns[index] = turn;
+  return known;
 }
 
 // ---- files of conversations ----

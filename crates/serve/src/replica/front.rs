@@ -60,7 +60,10 @@ pub(super) struct Place {
     pub(crate) since: Instant,
     /// When it was heard of a step last, or got something to do.
     pub(crate) stepped: Instant,
+    /// Requests that it has.
     pub(crate) n_requests: usize,
+    /// Of these, those in the background.
+    pub(crate) n_background: usize,
     pub(crate) held: Held,
     pub(crate) figures: EngineFigures,
     /// Of the figures, those that were counted.
@@ -97,7 +100,7 @@ impl Place {
         let now = Instant::now();
         let (figures, counted) = (EngineFigures::default(), EngineFigures::default());
         let held = Held::new(ready.n_blocks);
-        let (life, birth, n_requests, n_restarts, n_deaths) = (Life::Up(replica), 0, 0, 0, 0);
+        let (life, birth, n_requests, n_background, n_restarts, n_deaths) = (Life::Up(replica), 0, 0, 0, 0, 0);
         Self {
             start,
             life,
@@ -106,6 +109,7 @@ impl Place {
             since: now,
             stepped: now,
             n_requests,
+            n_background,
             held,
             figures,
             counted,
@@ -126,6 +130,17 @@ impl Place {
         matches!(self.life, Life::Up(_))
     }
 
+    /// It has a request less.
+    pub(crate) fn took_out(&mut self, open: &Open) {
+        self.n_requests = self.n_requests.saturating_sub(1);
+        self.n_background = self.n_background.saturating_sub(usize::from(open.asked.is_background()));
+    }
+
+    /// It has none any more.
+    pub(crate) fn empty(&mut self) {
+        (self.n_requests, self.n_background) = (0, 0);
+    }
+
     /// It has work, and for so long did nothing: its device hangs.
     fn stalled(&self) -> Option<Duration> {
         let since = self.stepped.elapsed();
@@ -138,10 +153,12 @@ impl State {
     pub(crate) fn place(&mut self, key: u64, line: Vec<u8>) -> bool {
         let Some(open) = self.requests.get_mut(&key) else { return false };
         let n_tokens = open.asked.prompt().len() + open.asked.generated.len();
-        let Some(i) = choose(&self.places, &open.prefixes, n_tokens) else { return false };
+        let is_background = open.asked.is_background();
+        let Some(i) = choose(&self.places, &open.prefixes, n_tokens, is_background) else { return false };
         let place = &mut self.places[i];
         place.held.keep(&open.prefixes);
         place.n_requests += 1;
+        place.n_background += usize::from(is_background);
         if place.n_requests == 1 {
             place.stepped = Instant::now();
         }
@@ -156,19 +173,21 @@ impl State {
         for open in std::mem::take(&mut self.requests).into_values() {
             open.mailbox.end(Ending::Failed(why.clone()));
         }
-        self.places.iter_mut().for_each(|place| place.n_requests = 0);
+        self.places.iter_mut().for_each(Place::empty);
     }
 }
 
 /// The replica for a request: of those with a free slot, else of all, the one with the least to do for it, the
 /// tokens that it has to compute and the requests that it has; of equal ones that which knows least. One that
-/// hangs gets none, while there is another.
-fn choose(places: &[Place], prefixes: &Prefixes, n_tokens: usize) -> Option<usize> {
+/// hangs gets none, while there is another. Those in the background give up their slots to all others, so only
+/// another one in the background counts them; for the others they decide between equal ones.
+fn choose(places: &[Place], prefixes: &Prefixes, n_tokens: usize, is_background: bool) -> Option<usize> {
     let worth = |(i, place): (usize, &Place)| {
         let n_held = place.held.n_blocks(prefixes) * place.ready.block_tokens;
-        let cost = n_tokens.saturating_sub(n_held) + REQUEST_TOKENS * place.n_requests;
-        let is_full = place.n_requests >= place.ready.n_slots;
-        ((place.stalled().is_some(), is_full, cost, place.held.len()), i)
+        let n_ahead = if is_background { place.n_requests } else { place.n_requests - place.n_background };
+        let cost = n_tokens.saturating_sub(n_held) + REQUEST_TOKENS * n_ahead;
+        let is_full = n_ahead >= place.ready.n_slots;
+        ((place.stalled().is_some(), is_full, cost, place.n_background, place.held.len()), i)
     };
     let up = places.iter().enumerate().filter(|(_, place)| place.is_up());
     up.map(worth).min().map(|(_, i)| i)
@@ -354,7 +373,7 @@ mod tests {
     fn a_request_goes_where_least_is_to_do_for_it() {
         let ids: Vec<u32> = (0..1000).collect();
         let prefixes = Prefixes::new(0, 64, &ids);
-        let chosen = |places: &[Place]| choose(places, &prefixes, ids.len());
+        let chosen = |places: &[Place]| choose(places, &prefixes, ids.len(), false);
         let mut places = [place(1), place(0), place(0)];
         assert_eq!(chosen(&places), Some(1));
         // What knows something else is left to that.
@@ -373,7 +392,7 @@ mod tests {
         let begun = Prefixes::new(0, 64, &ids[..64]);
         let mut places = [place(1), place(0)];
         places[0].held.keep(&begun);
-        assert_eq!(choose(&places, &begun, 100), Some(1));
+        assert_eq!(choose(&places, &begun, 100, false), Some(1));
         // Who hangs gets nothing, and who is not there neither.
         let mut places = [place(1), place(1), place(1)];
         places[0].stepped = Instant::now().checked_sub(2 * STALLED).expect("a machine that runs for minutes");
@@ -383,5 +402,23 @@ mod tests {
         assert_eq!(chosen(&places), Some(0));
         places[0].life = Life::LeftOut;
         assert_eq!(chosen(&places), None);
+    }
+
+    #[test]
+    fn requests_in_the_background_are_in_nobodys_way() {
+        let ids: Vec<u32> = (0..100).collect();
+        let prefixes = Prefixes::new(0, 64, &ids);
+        let chosen = |places: &[Place], is_background| choose(places, &prefixes, ids.len(), is_background);
+        // A replica full of them is free, and another that has somebody is not.
+        let mut places = [place(1), place(5)];
+        places[1].n_background = 5;
+        assert_eq!((chosen(&places, false), chosen(&places, true)), (Some(1), Some(0)));
+        // They do not take a prefix from anybody, and of two that are alike the one without them is faster.
+        places[0].n_requests = 0;
+        assert_eq!(chosen(&places, false), Some(0));
+        places[1].held.keep(&prefixes);
+        assert_eq!((chosen(&places, false), chosen(&places, true)), (Some(1), Some(0)));
+        places[1].empty();
+        assert_eq!((places[1].n_requests, places[1].n_background), (0, 0));
     }
 }

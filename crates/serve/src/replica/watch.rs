@@ -214,7 +214,7 @@ impl Front {
         thread::spawn(move || drop(dead));
         place.held = Held::new(place.ready.n_blocks);
         (place.figures, place.counted) = (EngineFigures::default(), EngineFigures::default());
-        place.n_requests = 0;
+        place.empty();
         let (why, hint) = (chain(error), error.hint().map(|hint| format!(" ({hint})")).unwrap_or_default());
         match is_left_out {
             true => tracing::warn!("{why}{hint}; it is not started again"),
@@ -263,6 +263,6 @@ impl Front {
 /// A request that this replica had, and has no more.
 fn take(state: &mut State, i: usize, key: u64) -> Option<Open> {
     let open = state.requests.remove(&key)?;
-    state.places[i].n_requests = state.places[i].n_requests.saturating_sub(1);
+    state.places[i].took_out(&open);
     Some(open)
 }

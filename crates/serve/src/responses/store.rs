@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use crate::conversation::ConversationItem;
 use crate::history::{AssistantTurn, Scope, size_bytes};
-use crate::lru_map::{LruLimits, LruMap};
+use crate::lru_map::{LruLimits, LruMaps};
+use crate::request_log;
 
 const LIMITS: LruLimits =
     LruLimits { max_entries: 10_000, max_bytes: 256 << 20, max_age: Duration::from_secs(24 * 60 * 60) };
@@ -35,10 +36,10 @@ pub(crate) struct Stored {
     pub(crate) turn: Arc<AssistantTurn>,
 }
 
-/// The responses of the last day, as far as there is room.
+/// The responses of the last day, as far as there is room. Those of batches have some of their own.
 #[derive(Debug)]
 pub struct Store {
-    responses: Mutex<LruMap<(Scope, String), Arc<Stored>>>,
+    responses: Mutex<LruMaps<(Scope, String), Arc<Stored>>>,
 }
 
 impl Default for Store {
@@ -49,12 +50,12 @@ impl Default for Store {
 
 impl Store {
     pub(crate) fn new(limits: LruLimits) -> Self {
-        Self { responses: Mutex::new(LruMap::new(limits)) }
+        Self { responses: Mutex::new(LruMaps::new(limits)) }
     }
 
     pub(crate) fn keep(&self, scope: Scope, id: &str, stored: Stored) {
         let bytes = stored.size_bytes();
-        self.lock().insert((scope, id.to_owned()), Arc::new(stored), bytes);
+        self.lock().insert((scope, id.to_owned()), Arc::new(stored), bytes, request_log::is_background());
     }
 
     /// The response of this id, if it is there and of this scope.
@@ -67,7 +68,7 @@ impl Store {
         self.lock().remove(&(scope, id.to_owned())).is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, LruMap<(Scope, String), Arc<Stored>>> {
+    fn lock(&self) -> MutexGuard<'_, LruMaps<(Scope, String), Arc<Stored>>> {
         self.responses.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

@@ -9,7 +9,7 @@ use serve::batches::store::BatchLimits;
 
 use super::scripted::{Answered, Scripted};
 
-const LIMITS: BatchLimits = BatchLimits { max_file_bytes: 5000, max_requests: 20 };
+const LIMITS: BatchLimits = BatchLimits { max_file_bytes: 5000, max_requests: 20, max_bytes: 1 << 20 };
 const ANSWER: &str = "<|channel|>final<|message|>Hello!<|return|>";
 
 fn line(id: &str, more: &str) -> String {
@@ -21,11 +21,17 @@ fn lines(ids: &[&str]) -> String {
     ids.iter().map(|id| line(id, "") + "\n").collect()
 }
 
-/// Sends a form with a file, and other lines of the head if there are any.
+/// Sends a form with a file, and other lines of the head if there are any. A purpose `batch, 3600` has it go then.
 fn send(server: &Scripted, key: &str, text: &str, purpose: &str, head: &str) -> Answered {
     let file = "--cut\r\nContent-Disposition: form-data; name=\"file\"; filename=\"a b.jsonl\"\r\n\r\n";
-    let purpose = format!("--cut\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\n{purpose}\r\n");
-    let body = format!("{file}{text}\r\n{purpose}--cut--\r\n");
+    let field =
+        |name: &str, text: &str| format!("--cut\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{text}\r\n");
+    let (purpose, expiry) = purpose.split_once(", ").unwrap_or((purpose, ""));
+    let mut fields = field("purpose", purpose);
+    if !expiry.is_empty() {
+        fields += &(field("expires_after[anchor]", "created_at") + &field("expires_after[seconds]", expiry));
+    }
+    let body = format!("{file}{text}\r\n{fields}--cut--\r\n");
     let head = format!("Content-Type: multipart/form-data; boundary=cut{head}");
     server.ask_with("POST", key, "/v1/files", &head, &body)
 }
@@ -227,7 +233,8 @@ fn what_is_wrong_is_said() {
     assert_eq!(with("endpoint", json!("/v1/embeddings")), (400, "endpoint".to_owned()));
     assert_eq!(with("completion_window", json!("soon")), (400, "completion_window".to_owned()));
     assert_eq!(with("metadata", json!({"a": 3})), (400, "metadata.a".to_owned()));
-    assert_eq!(with("output_expires_after", json!({"seconds": 9})), (400, "output_expires_after".to_owned()));
+    let expiry = json!({"anchor": "created_at", "seconds": 9});
+    assert_eq!(with("output_expires_after", expiry), (400, "output_expires_after.seconds".to_owned()));
     assert_eq!(with("input_file_id", json!("../../etc/passwd")).0, 404);
 
     let refused = |answer: Answered| {
@@ -235,6 +242,7 @@ fn what_is_wrong_is_said() {
         (answer.status, json["error"]["code"].as_str().unwrap_or_default().to_owned())
     };
     assert_eq!(refused(send(&server, "any", "x", "fine-tune", "")), (400, "unsupported_value".to_owned()));
+    assert_eq!(refused(send(&server, "any", "x", "batch, 9", "")), (400, "invalid_value".to_owned()));
     assert_eq!(refused(send(&server, "any", &"x".repeat(5001), "batch", "")), (413, "file_too_large".to_owned()));
     let foreign = "\r\nOrigin: https://elsewhere.example";
     assert_eq!(refused(send(&server, "any", "x", "batch", foreign)), (403, "origin_not_allowed".to_owned()));
@@ -246,4 +254,52 @@ fn what_is_wrong_is_said() {
         let (status, told) = server.json(method, "any", path, "{}");
         assert_eq!((status, &told["error"]["code"]), (400, &json!("batches_disabled")), "{path}");
     }
+}
+
+#[test]
+fn files_say_when_they_go() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = open(folder.path(), &[]);
+    server.say(ANSWER);
+    let answer = send(&server, "any", &lines(&["a"]), "batch, 3600", "");
+    let file: Value = serde_json::from_str(&answer.body).expect("JSON");
+    let lifetime =
+        |file: &Value| file["expires_at"].as_u64().zip(file["created_at"].as_u64()).map(|(at, from)| at - from);
+    assert_eq!(lifetime(&file), Some(3600), "{file}");
+    let body = json!({
+        "input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "24h",
+        "output_expires_after": {"anchor": "created_at", "seconds": 7200},
+    });
+    let (status, begun) = server.post("/v1/batches", &body);
+    assert_eq!(status, 200, "{begun}");
+    let batch = until_over(&server, "any", &begun["id"]);
+    let path = format!("/v1/files/{}", batch["output_file_id"].as_str().expect("a file"));
+    assert_eq!(lifetime(&server.json("GET", "any", &path, "").1), Some(7200));
+}
+
+#[test]
+fn a_full_folder_takes_no_files_and_a_batch_waits_for_room() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (text, other) = (lines(&["a"]), "x".repeat(4000));
+    // Of two files and a batch, 4,096 bytes each besides what is in them: an answer does not fit.
+    let max_bytes = (3 * 4096 + text.len() + other.len() + 10) as u64;
+    let server = Scripted::with_batches(&[], folder.path(), BatchLimits { max_bytes, ..LIMITS });
+    server.say(ANSWER);
+    let (file, other) = (upload(&server, "any", &text), upload(&server, "any", &other));
+    let begun = create(&server, "any", &file, "24h");
+    let refused = send(&server, "any", "x", "batch", "");
+    let told: Value = serde_json::from_str(&refused.body).expect("JSON");
+    assert_eq!((refused.status, &told["error"]["code"]), (400, &json!("storage_quota_exceeded")));
+    let body = json!({"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "1h"});
+    assert_eq!(server.post("/v1/batches", &body).1["error"]["code"], "storage_quota_exceeded");
+    let waits = until(&server, "any", &begun["id"], |batch| !batch["errors"].is_null());
+    assert_eq!(
+        (&waits["status"], &waits["errors"]["data"][0]["code"]),
+        (&json!("in_progress"), &json!("storage_error"))
+    );
+    let path = format!("/v1/files/{}", other["id"].as_str().expect("an id"));
+    assert_eq!(server.json("DELETE", "any", &path, "").0, 200);
+    let batch = until_over(&server, "any", &begun["id"]);
+    assert_eq!((&batch["status"], &batch["errors"]), (&json!("completed"), &Value::Null));
+    assert_eq!(content(&server, "any", &batch["output_file_id"]).len(), 1);
 }

@@ -323,3 +323,26 @@ fn blocks_and_rows_are_for_those_first_who_are_not_in_the_background() {
     });
     assert_eq!(steps, [[0, 32], [24, 8], [32, 0]]);
 }
+
+#[test]
+fn who_is_in_the_background_keeps_nobody_from_drafts_and_prompts_from_no_rows() {
+    let drafts = Some(DraftOptions { max_rows: 4, max_sequences: 1, min_probability: 0.1 });
+    let options = SchedulerOptions { max_prompt_rows: 10, drafts, ..options(64) };
+    let mut scheduler = Scheduler::new(&layout(3, 64, 640, 30), options);
+    (1..3).for_each(|id| _ = scheduler.submit(in_background(&[id; 20], 90)));
+    let first = scheduler.next_step(all);
+    scheduler.advance(&first, &[5, 5]);
+    scheduler.submit(request(&[8; 30], 90));
+    let second = scheduler.next_step(all);
+    assert_eq!(rows_of(&second, 8), 30, "those who generate meanwhile do not mind");
+    scheduler.advance(&second, &[5, 5, 5]);
+    let mut most = [0; 3];
+    for _ in 0..10 {
+        let step = scheduler.next_step(all);
+        for (slot, most) in most.iter_mut().enumerate() {
+            *most = step.rows.iter().filter(|row| row.slot as usize == slot).count().max(*most);
+        }
+        scheduler.advance(&step, &vec![5; step.logit_rows.len()]);
+    }
+    assert_eq!(most, [1, 1, 5], "one sequence is as many as may draft");
+}

@@ -11,7 +11,7 @@
 //! A frame holds files up to [`FRAME_BYTES`], in the order in which loading a model asks for them: to have a kernel,
 //! one frame is unpacked, and its neighbours are in it. Nothing is parsed when a bundle is opened.
 
-use std::io;
+use std::io::{self, Read};
 
 use super::error::BundleError;
 use super::manifest::{FORMAT, Manifest};
@@ -292,16 +292,46 @@ fn header(name: &str, len: usize) -> io::Result<[u8; BLOCK]> {
 
 /// The files of a tar archive that [`header`] wrote: names and contents.
 pub(super) fn files(archive: &[u8]) -> Result<Vec<(&str, &[u8])>, BundleError> {
-    let damaged = || BundleError::Damaged { what: "its tar archive" };
-    let text = |bytes| str::from_utf8(bytes).map(|text| text.trim_end_matches('\0')).map_err(|_| damaged());
     let mut files = Vec::new();
     let mut rest = archive;
     while let Some((header, behind)) = rest.split_at_checked(BLOCK).filter(|(header, _)| header[0] != 0) {
-        let len = usize::from_str_radix(text(&header[124..136])?, 8).map_err(|_| damaged())?;
-        files.push((text(&header[..100])?, behind.get(..len).ok_or_else(damaged)?));
-        rest = behind.get(len.next_multiple_of(BLOCK)..).ok_or_else(damaged)?;
+        let (name, len) = entry(header)?;
+        files.push((name, behind.get(..len).ok_or(DAMAGED)?));
+        rest = behind.get(len.next_multiple_of(BLOCK)..).ok_or(DAMAGED)?;
     }
     Ok(files)
+}
+
+const DAMAGED: BundleError = BundleError::Damaged { what: "its tar archive" };
+
+/// The name and the length that a header states.
+fn entry(header: &[u8]) -> Result<(&str, usize), BundleError> {
+    let text = |bytes| str::from_utf8(bytes).map(|text| text.trim_end_matches('\0')).map_err(|_| DAMAGED);
+    let len = usize::from_str_radix(text(&header[124..136])?, 8).map_err(|_| DAMAGED)?;
+    Ok((text(&header[..100])?, len))
+}
+
+/// Unpacks frames, and gives each file of their tar archive to `take` before the next one is unpacked.
+///
+/// # Errors
+/// [`BundleError`], behind the files before that.
+pub(super) fn each_file(packed: impl Read, take: &mut dyn FnMut(&str, &[u8])) -> Result<(), BundleError> {
+    let mut archive = decoder(packed).map_err(BundleError::Unpack)?;
+    let mut next = |len: usize, into: &mut Vec<u8>| {
+        into.clear();
+        archive.by_ref().take(len as u64).read_to_end(into).map_err(BundleError::Unpack)
+    };
+    let (mut header, mut file) = (Vec::new(), Vec::new());
+    while next(BLOCK, &mut header)? == BLOCK && header[0] != 0 {
+        let (name, len) = entry(&header)?;
+        let padded = len.checked_next_multiple_of(BLOCK).filter(|padded| *padded <= MAX_FRAME_BYTES).ok_or(DAMAGED)?;
+        if next(padded, &mut file)? != padded {
+            return Err(DAMAGED);
+        }
+        take(name, &file[..len]);
+    }
+    let is_over = header.is_empty() || header.len() == BLOCK && header[0] == 0;
+    is_over.then_some(()).ok_or(DAMAGED)
 }
 
 #[cfg(target_os = "linux")]
@@ -313,16 +343,24 @@ fn frame(bytes: &[u8]) -> io::Result<Vec<u8>> {
 
 #[cfg(target_os = "linux")]
 pub(super) fn unpacked(frame: &[u8]) -> io::Result<Vec<u8>> {
-    use std::io::Read;
     let mut bytes = Vec::new();
-    let decoder = zstd::stream::read::Decoder::with_buffer(frame)?;
-    decoder.take(MAX_FRAME_BYTES as u64).read_to_end(&mut bytes)?;
+    decoder(frame)?.take(MAX_FRAME_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
+}
+
+#[cfg(target_os = "linux")]
+fn decoder<'a>(packed: impl Read + 'a) -> io::Result<impl Read + 'a> {
+    zstd::stream::read::Decoder::new(packed)
 }
 
 /// Objects are Linux's, and so are bundles of them.
 #[cfg(not(target_os = "linux"))]
 fn frame(_bytes: &[u8]) -> io::Result<Vec<u8>> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn decoder<'a>(_packed: impl Read + 'a) -> io::Result<io::Empty> {
     Err(io::ErrorKind::Unsupported.into())
 }
 

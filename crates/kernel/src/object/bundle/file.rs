@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
+use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -139,20 +140,22 @@ impl Bundle {
         Ok(manifest)
     }
 
-    /// Unpacks all of it and checks every object, source and key against the manifest, and the index against both.
-    ///
-    /// # Errors
-    /// [`BundleError`], where there is nothing to check by.
-    pub fn verify(&self) -> Result<Vec<BundleFinding>, BundleError> {
-        let manifest = self.manifest()?;
+    /// Unpacks all of it, a part at a time, and checks every object, source and key against the manifest, and the index
+    /// against both: all that is wrong.
+    pub fn verify(&self) -> Vec<BundleFinding> {
         let mut findings = Vec::new();
         let mut find = |place: String, problem: String| findings.push(BundleFinding { place, problem });
-        let sources = self.sources(&mut find)?;
-        for kernel in &manifest.kernels {
+        let manifest = self.manifest().map_err(|error| find(archive::MANIFEST.into(), chain(&error))).ok();
+        let kernels = manifest.as_ref().map_or(&[][..], |manifest| &manifest.kernels);
+        let mut keys = manifest.as_ref().map(Keys::new).unwrap_or_default();
+        if let Err(error) = self.each_source(&mut keys, &mut find) {
+            find("sources".into(), chain(&error));
+        }
+        for (kernel, found) in kernels.iter().zip(&keys.found) {
             let place = format!("{} {}", kernel.label, kernel.key);
-            match sources.get(&kernel.source_sha256).map(|source| key_of(&manifest, kernel, source)) {
+            match found {
                 None => find(place.clone(), "its source is not there".into()),
-                Some(found) if found != Some(kernel.key) => {
+                Some(found) if *found != Some(kernel.key) => {
                     find(place.clone(), "its key is not that of its source".into())
                 }
                 Some(_) => {}
@@ -169,35 +172,79 @@ impl Bundle {
                 }
             }
         }
-        let known: BTreeSet<Digest> = manifest.kernels.iter().map(|kernel| kernel.key).collect();
+        let known: BTreeSet<Digest> = kernels.iter().map(|kernel| kernel.key).collect();
         for record in (0..self.index.len()).map(|i| self.index.record(i)).filter(|one| !known.contains(&one.key)) {
-            find(record.key.to_string(), "it is in the index and not in the manifest".into());
-        }
-        let of_manifest: Vec<&String> = manifest.targets.iter().map(|target| &target.target).collect();
-        if !self.index.targets.iter().eq(of_manifest) {
-            find("index".into(), "its targets are not the manifest's".into());
-        }
-        Ok(findings)
-    }
-
-    /// The sources by their digests: the frames between those of objects and that of the manifest.
-    fn sources(&self, find: &mut dyn FnMut(String, String)) -> Result<BTreeMap<Digest, String>, BundleError> {
-        let of_objects = (0..self.index.len()).map(|i| self.index.record(i)).filter(|record| record.len > 0);
-        let begin = of_objects.map(|record| record.frame_at.saturating_add(record.frame_len.into())).max().unwrap_or(0);
-        let damaged = BundleError::Damaged { what: "its index" };
-        let len = self.index.manifest_at.checked_sub(begin).and_then(|len| u32::try_from(len).ok()).ok_or(damaged)?;
-        let unpacked = if len == 0 { Vec::new() } else { self.read_frame(begin, len)? };
-        let mut sources = BTreeMap::new();
-        for (name, text) in archive::files(&unpacked)? {
-            let sha256 = Digest::of(text);
-            match (name.strip_prefix("sources/"), str::from_utf8(text)) {
-                (Some(stated), Ok(text)) if stated.parse() == Ok(sha256) => {
-                    drop(sources.insert(sha256, text.to_owned()))
-                }
-                _ => find(name.to_owned(), "it is not what its name says".into()),
+            match self.get(&record.key) {
+                Err(error) => find(record.key.to_string(), chain(&error)),
+                Ok(_) if manifest.is_none() => {} // said above
+                Ok(_) => find(record.key.to_string(), "it is in the index and not in the manifest".into()),
             }
         }
-        Ok(sources)
+        let of_manifest = manifest.iter().flat_map(|manifest| &manifest.targets).map(|target| &target.target);
+        if manifest.is_some() && !self.index.targets.iter().eq(of_manifest) {
+            find("index".into(), "its targets are not the manifest's".into());
+        }
+        findings
+    }
+
+    /// Looks at the sources, one after the other: the frames between those of objects and that of the manifest.
+    fn each_source(&self, keys: &mut Keys<'_>, find: &mut dyn FnMut(String, String)) -> Result<(), BundleError> {
+        let of_objects = (0..self.index.len()).map(|i| self.index.record(i)).filter(|record| record.len > 0);
+        let at = of_objects.map(|record| record.frame_at.saturating_add(record.frame_len.into())).max().unwrap_or(0);
+        let end = self.index.manifest_at;
+        if at > end || end > self.len_bytes {
+            return Err(BundleError::Damaged { what: "its index" });
+        }
+        archive::each_file(Section { file: &self.file, at, end }, &mut |name, text| {
+            let sha256 = Digest::of(text);
+            match (name.strip_prefix("sources/"), str::from_utf8(text)) {
+                (Some(stated), Ok(text)) if stated.parse() == Ok(sha256) => keys.found(&sha256, text),
+                _ => find(name.to_owned(), "it is not what its name says".into()),
+            }
+        })
+    }
+}
+
+/// The keys of kernels as their sources make them.
+#[derive(Default)]
+struct Keys<'a> {
+    manifest: Option<&'a Manifest>,
+    /// Kernels by their sources' digests: several may have one source.
+    of_source: BTreeMap<Digest, Vec<usize>>,
+    /// Of each kernel whose source was there; inside, none where the manifest has no such target.
+    found: Vec<Option<Option<Digest>>>,
+}
+
+impl<'a> Keys<'a> {
+    fn new(manifest: &'a Manifest) -> Self {
+        let mut of_source: BTreeMap<Digest, Vec<usize>> = BTreeMap::new();
+        for (i, kernel) in manifest.kernels.iter().enumerate() {
+            of_source.entry(kernel.source_sha256).or_default().push(i);
+        }
+        Self { manifest: Some(manifest), of_source, found: vec![None; manifest.kernels.len()] }
+    }
+
+    fn found(&mut self, source_sha256: &Digest, source: &str) {
+        let Some(manifest) = self.manifest else { return };
+        for &i in self.of_source.get(source_sha256).into_iter().flatten() {
+            self.found[i] = Some(key_of(manifest, &manifest.kernels[i], source));
+        }
+    }
+}
+
+/// A part of a file.
+struct Section<'a> {
+    file: &'a File,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Section<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX).min(buffer.len());
+        let n = self.file.read_at(&mut buffer[..left], self.at)?;
+        self.at += n as u64;
+        Ok(n)
     }
 }
 

@@ -79,7 +79,7 @@ fn every_object_is_found_by_its_request_whatever_the_frame() {
     let bundles = opened(folder.path(), &bytes(&all));
     let [bundle] = bundles.all() else { panic!("{:?}", bundles.refused()) };
     assert_eq!((bundle.n_kernels(), bundle.targets().collect::<Vec<_>>()), (10, vec!["gfx942"]));
-    assert_eq!(bundle.verify().expect("whole"), []);
+    assert_eq!(bundle.verify(), []);
     // From the last to the first: each has its frame unpacked anew.
     for (request, object) in all.iter().rev() {
         assert!(bundles.has(request));
@@ -109,7 +109,7 @@ fn a_changed_byte_is_found_or_changes_nothing() {
     let all = [(request("gfx942", "s"), Some(b"object".to_vec())), (request("gfx942", "t"), None)];
     let whole = bytes(&all);
     let is_whole = |bytes: &[u8]| match opened(folder.path(), bytes).all() {
-        [bundle] => bundle.verify().is_ok_and(|findings| findings.is_empty()),
+        [bundle] => bundle.verify().is_empty(),
         _ => false,
     };
     assert!(is_whole(&whole));
@@ -129,4 +129,30 @@ fn a_changed_byte_is_found_or_changes_nothing() {
     for len in 0..whole.len() {
         assert!(!is_whole(&whole[..len]), "cut at {len}");
     }
+}
+
+#[test]
+fn all_that_is_wrong_is_found_and_not_the_first_thing_alone() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    // Objects and sources that do not pack: a frame each, or more of them.
+    let text = |i| noise(i, 200_000).iter().map(|byte| char::from(b'a' + byte % 16)).collect::<String>();
+    let all: Vec<(Request, Option<Vec<u8>>)> =
+        (0..4).map(|i| (request("gfx942", &text(i)), Some(noise(i, 600_000)))).collect();
+    let mut bytes = bytes(&all);
+    for i in [0, 2] {
+        bytes[i * 600_000 + 300_000] ^= 1; // in the middle of an object
+    }
+    bytes[4 * 600_000 + 50_000] ^= 1; // in the first of two frames of sources
+    let bundles = opened(folder.path(), &bytes);
+    let [bundle] = bundles.all() else { panic!("{:?}", bundles.refused()) };
+    let findings = bundle.verify();
+    let places = |problem: &str| -> Vec<&str> {
+        findings.iter().filter(|one| one.problem.contains(problem)).map(|one| one.place.as_str()).collect()
+    };
+    let of = |i: usize| format!("linear/gemv {}", key(&all[i].0));
+    assert_eq!(places("unpack"), ["sources", &of(0), &of(2)], "{findings:?}");
+    assert!(
+        places("its source is not there").contains(&&*of(3)),
+        "what is behind the damage is not found: {findings:?}"
+    );
 }
