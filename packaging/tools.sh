@@ -18,11 +18,12 @@ fail() { printf 'error: %s\n' "$*" >&2; exit 1; }
 # $python and, on PATH, `cargo-zigbuild`, `wheel` and `auditwheel`.
 need_tools() {
     python=$work/tools/bin/python
-    if ! [ -e "$work/tools/complete" ]; then
+    if ! cmp -s "$root/packaging/tools.txt" "$work/tools/complete"; then
         say "installing tools into $work/tools"
+        rm -rf "$work/tools"
         python3 -m venv "$work/tools"
         "$python" -m pip install --quiet --disable-pip-version-check -r "$root/packaging/tools.txt"
-        touch "$work/tools/complete"
+        cp "$root/packaging/tools.txt" "$work/tools/complete" # last: it says which are there
     fi
     PATH=$work/tools/bin:$PATH
     export PATH

@@ -5,26 +5,12 @@
 #
 #   tests/packages/container.sh
 #
-# The last line counts: `N passed, N failed, N skipped`.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-passed=0 failed=0 skipped=0
-count() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); printf 'FAILED: %s\n' "$2"; fi; }
-finish() { printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"; [ "$failed" -eq 0 ]; exit; }
+# The last line counts: `N passed, N failed, N skipped`. Exit codes: 0 passed, 1 failed, 3 there is no clean system.
+. "$(dirname "$0")/root.sh"
 
 program=target/packaging/built/gptoss-jit
 [ -x "$program" ] || { echo "there is no $program: packaging/build.sh makes it" >&2; exit 1; }
-root=$(mktemp -d) || exit 1
-server=
-trap '[ -z "$server" ] || kill "$server" 2>/dev/null; umount "$root/proc" 2>/dev/null; rm -rf "$root"' EXIT
-tests/packages/root.sh "$root"
-case $? in
-    0) ;;
-    3) skipped=$((skipped + 1)); echo "skipped: the container in a clean system"; finish ;;
-    *) count 1 "no clean system"; finish ;;
-esac
-mount -t proc proc "$root/proc"
-cp /etc/resolv.conf "$root/etc/"
+clean_system "the container"
 
 # The last stage: a line each, continued lines joined.
 stage=$(sed -e ':more' -e '/\\$/{N;s/\\\n */ /;bmore' -e '}' examples/serve/Containerfile | awk '/^FROM/ { text = "" } { text = text "\n" $0 } END { print text }' | grep -v '^#')

@@ -5,29 +5,15 @@
 #
 #   tests/packages/wheel.sh
 #
-# The last line counts: `N passed, N failed, N skipped`.
-set -u
-cd "$(dirname "$0")/../.." || exit 1
-dist=target/packaging/dist
-passed=0 failed=0 skipped=0
-count() { if [ "$1" -eq 0 ]; then passed=$((passed + 1)); else failed=$((failed + 1)); printf 'FAILED: %s\n' "$2"; fi; }
-finish() { printf '%s passed, %s failed, %s skipped\n' "$passed" "$failed" "$skipped"; [ "$failed" -eq 0 ]; exit; }
+# The last line counts: `N passed, N failed, N skipped`. Exit codes: 0 passed, 1 failed, 3 there is no clean system.
+. "$(dirname "$0")/root.sh"
 
 wheel=$(ls "$dist"/gptoss_jit-*.whl 2>/dev/null) || { echo "there is no wheel in $dist: packaging/build.sh makes it" >&2; exit 1; }
 most=$((30 * 1000 * 1000)) # 25 are wanted; two programs of 27 and 14 MB of instructions take 29
 [ "$(wc -c <"$wheel")" -le $most ]
 count $? "$wheel has $(wc -c <"$wheel") bytes, expected $most at most"
 
-root=$(mktemp -d) || exit 1
-trap 'umount "$root/proc" 2>/dev/null; rm -rf "$root"' EXIT
-tests/packages/root.sh "$root"
-case $? in
-    0) ;;
-    3) skipped=$((skipped + 1)); echo "skipped: the wheel in a clean system"; finish ;;
-    *) count 1 "no clean system"; finish ;;
-esac
-mount -t proc proc "$root/proc" # the program starts itself by its name there
-cp /etc/resolv.conf "$root/etc/"
+clean_system "the wheel"
 mkdir "$root/dist" && cp "$dist"/*.whl "$root/dist/"
 inside() { chroot "$root" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive "$@"; }
 milliseconds() { echo $(($(date +%s%N) / 1000000)); }
