@@ -182,6 +182,7 @@ mod tests {
     use crate::template::Precision;
     use crate::template::library::Layer;
     use crate::template::render::render;
+    use data::SourceFile;
     use format::Dtype;
 
     #[test]
