@@ -169,6 +169,8 @@ struct CheckRow {
     /// Lines of the template with statements, those that ran in no case, and these in words.
     lines: usize,
     lines_not_run: Vec<usize>,
+    /// Kernels that there was no time for.
+    not_tried: usize,
     #[serde(skip)]
     idle: Option<String>,
     /// Why kernels were compiled and not run, where they were to be run.
@@ -297,6 +299,7 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
         let why = why.unwrap_or_else(|| "`gptoss-jit kernels ls --why` lists them".into());
         return Err(UsageError(format!("no template for {id} matches{name}: {why}")).into());
     }
+    none::refuse_params(checker.selected(&selection), &selection.params)?;
     // No compiler is one error, not one for each kernel.
     store.try_compiler(target)?;
     if is_simulated && !args.speed {
@@ -383,6 +386,7 @@ impl CheckRow {
             run_ms: checked.costs.iter().map(|cost| cost.ms).sum(),
             status,
             failures: checked.failures.iter().map(ToString::to_string).collect(),
+            not_tried: checked.n_untried,
             lines: checked.lines.len(),
             lines_not_run: checked.lines.iter().filter(|(_, ran)| !**ran).map(|(line, _)| *line).collect(),
             idle: coverage::told(&checked.lines),
@@ -407,7 +411,10 @@ impl CheckRow {
             cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
         }
         let idle = self.idle.as_ref().filter(|_| self.failures.is_empty());
-        let why = self.not_run.as_ref().or(idle).map_or(String::new(), |why| format!("; {why}"));
+        let mut why = self.not_run.as_ref().or(idle).map_or(String::new(), |why| format!("; {why}"));
+        if self.not_tried > 0 {
+            why += &format!("; no time for {} more kernels", self.not_tried);
+        }
         cells.extend([compile_ms, format!("{}{why}", self.status)]);
         cells
     }

@@ -11,8 +11,8 @@ use data::Place;
 use kernel::object::compile::Request;
 use kernel::object::resources::examine;
 use kernel::object::store::Store;
-use kernel::target::Platform;
 use kernel::target::compute_unit::ComputeUnit;
+use kernel::target::{Platform, Target};
 use kernel::template::Resources;
 use kernel::template::library::Library;
 use kernel::template::origins::Origins;
@@ -39,10 +39,7 @@ pub(super) fn run(
     output: &Output,
 ) -> anyhow::Result<()> {
     let RenderedFor { template, chosen, kernel, target } = rendered;
-    if target.platform != Platform::Amd || target.is_simulated {
-        let what = format!("--isa is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
-        return Err(UsageError(what).into());
-    }
+    of_amd("--isa", target)?;
     let store = Store::from_env()?.without_bundles();
     store.try_compiler(target)?;
     let mut request = Request::new(kernel, target);
@@ -106,10 +103,7 @@ pub(super) fn run(
 /// If the target is no GPU of AMD's, the kernel does not compile, or the compiler does not print it.
 pub(super) fn run_ir(rendered: &RenderedFor, output: &Output) -> anyhow::Result<()> {
     let RenderedFor { kernel, target, .. } = rendered;
-    if target.platform != Platform::Amd || target.is_simulated {
-        let what = format!("--ir is for AMD's GPUs, not {}: for example --arch gfx1100", target.id());
-        return Err(UsageError(what).into());
-    }
+    of_amd("--ir", target)?;
     let store = Store::from_env()?.without_bundles();
     store.try_compiler(target)?;
     let mut request = Request::new(kernel, target);
@@ -129,6 +123,17 @@ pub(super) fn run_ir(rendered: &RenderedFor, output: &Output) -> anyhow::Result<
     }
     output.note(&rendered.about());
     Ok(output.text(&format!("{text}\n"))?)
+}
+
+/// A flag that is for objects of AMD's compiler.
+fn of_amd(flag: &str, target: &Target) -> Result<(), UsageError> {
+    let (of, whose) = match (target.platform, target.is_simulated) {
+        (Platform::Amd, false) => return Ok(()),
+        (_, true) => (format!("the simulator of {}", target.arch), "what it runs is the C++ compiler's"),
+        (Platform::Nvidia, _) => (target.arch.clone(), "NVRTC prints neither"),
+        (Platform::Host, _) => (target.arch.clone(), "the C compiler is not asked for its own"),
+    };
+    Err(UsageError(format!("{flag} is for AMD's GPUs, not {of} ({whose}): for example --arch gfx1100")))
 }
 
 /// The number of a line of the kernel's text.

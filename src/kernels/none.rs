@@ -2,12 +2,27 @@
 
 use std::sync::Arc;
 
+use crate::usage::UsageError;
 use kernel::target::Target;
-use kernel::template::Template;
 use kernel::template::library::Library;
+use kernel::template::{Params, Template};
 
 /// So many templates that do not fit are told.
 const MAX_TOLD: usize = 3;
+
+/// Refuses parameters that one of these templates does not declare: no test would fit it.
+pub(super) fn refuse_params<'a>(
+    templates: impl Iterator<Item = &'a Arc<Template>>,
+    params: &Params,
+) -> Result<(), UsageError> {
+    if params.is_empty() {
+        return Ok(());
+    }
+    for template in templates {
+        template.complete_params(params).map_err(|why| UsageError(format!("--set: {why}")))?;
+    }
+    Ok(())
+}
 
 /// Why no template of this name, op or variant, is checked: those that there are do not fit, or it is misspelled.
 pub(super) fn why_none(library: &Library, target: &Target, name: &str) -> Option<String> {

@@ -9,10 +9,11 @@ use crate::args::source::SourceArgs;
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::Device;
+use engine::plan::capture::CapturedLaunch;
 use kernel::choice::{Choice, Chooser};
 use kernel::object::store::Store;
 use kernel::template::Params;
-use workbench::replay::file::StoredLaunch;
+use workbench::replay::file;
 use workbench::replay::{AgainstReference, NEAR, On, Replayed, ReplayedOutput, replay};
 
 #[derive(clap::Args)]
@@ -52,11 +53,11 @@ struct ReplayWrong;
 pub(super) fn run(args: &ReplayArgs, output: &Output) -> anyhow::Result<()> {
     let name = args.file.display();
     let bytes = mapped_file::map(&args.file).with_context(|| format!("could not read `{name}`"))?;
-    let stored = StoredLaunch::from_bytes(&bytes).with_context(|| format!("could not read `{name}`"))?;
+    let stored = file::read(&bytes).with_context(|| format!("could not read `{name}`"))?;
     let tables = args.source.tables()?;
     let (target, driver) = args.device.open(&tables, 0)?;
     let chooser = Chooser::new(args.source.library()?, tables, target)?;
-    let (choice, params) = args.choose(&stored, &chooser)?;
+    let (choice, params) = args.choose(&stored, &chooser, output)?;
     let store = Store::from_env()?.without_bundles();
     store.try_compiler(chooser.target())?;
     if args.debug && !chooser.target().is_simulated {
@@ -77,7 +78,7 @@ pub(super) fn run(args: &ReplayArgs, output: &Output) -> anyhow::Result<()> {
 
 impl ReplayArgs {
     /// The kernel and its parameters.
-    fn choose(&self, stored: &StoredLaunch, chooser: &Chooser) -> anyhow::Result<(Choice, Params)> {
+    fn choose(&self, stored: &CapturedLaunch, chooser: &Chooser, output: &Output) -> anyhow::Result<(Choice, Params)> {
         let ranking = chooser.ranking(&stored.problem, stored.n_rows(), stored.step);
         let ranking = ranking
             .with_context(|| format!("nothing here does what {} asked for on {}", stored.label, stored.target))?;
@@ -96,14 +97,19 @@ impl ReplayArgs {
             }
         };
         let (template, target) = (&choice.template, chooser.target());
-        let is_captured =
-            template.label() == stored.template && target.arch == stored.target.trim_start_matches("sim:");
-        let params = match (self.set.is_empty(), is_captured) {
+        let params = match (self.set.is_empty(), template.label() == stored.template) {
             (false, _) => template.resolve_params(&self.set.iter().cloned().collect(), &stored.problem, target)?,
-            // The template may have other parameters since.
-            (true, true) => template
-                .resolve_params(&stored.params, &stored.problem, target)
-                .unwrap_or_else(|_| choice.params.clone()),
+            // The template may have other parameters since, or this device not take them.
+            (true, true) => template.resolve_params(&stored.params, &stored.problem, target).unwrap_or_else(|error| {
+                output.warning(&format!(
+                    "{} does not take the captured parameters{} on {}: {}; those of the tables are taken",
+                    stored.template,
+                    listed(&stored.params),
+                    self.device,
+                    hint::chain(&error)
+                ));
+                choice.params.clone()
+            }),
             (true, false) => choice.params.clone(),
         };
         Ok((choice.clone(), params))
@@ -114,7 +120,13 @@ fn listed(params: &Params) -> String {
     params.iter().map(|(name, value)| format!(" {name}={value}")).collect()
 }
 
-fn print(stored: &StoredLaunch, label: &str, device: &str, replayed: &Replayed, output: &Output) -> anyhow::Result<()> {
+fn print(
+    stored: &CapturedLaunch,
+    label: &str,
+    device: &str,
+    replayed: &Replayed,
+    output: &Output,
+) -> anyhow::Result<()> {
     output.note(&format!(
         "{}, {} rows of a {} step: captured on {} by {}{}",
         stored.label,
@@ -157,7 +169,7 @@ fn print(stored: &StoredLaunch, label: &str, device: &str, replayed: &Replayed, 
     Ok(())
 }
 
-fn to_json(stored: &StoredLaunch, label: &str, device: &str, replayed: &Replayed) -> serde_json::Value {
+fn to_json(stored: &CapturedLaunch, label: &str, device: &str, replayed: &Replayed) -> serde_json::Value {
     let finite = |number: f64| Some(number).filter(|number| number.is_finite());
     let outputs = replayed.outputs.iter().map(|one| {
         json!({

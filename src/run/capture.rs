@@ -93,7 +93,8 @@ impl Captures {
             file::write(&launch, &mut to)?;
             to.flush()
         })?;
-        let n_bytes: usize = launch.args.iter().flat_map(|arg| [&arg.before, &arg.after]).flatten().map(Vec::len).sum();
+        let n_bytes: usize =
+            launch.args.iter().flat_map(|arg| [&arg.before, &arg.after]).flatten().map(|bytes| bytes.len()).sum();
         let path = Path::new(&args.capture_launch[1]).display();
         let (label, template) = (&launch.label, &launch.template);
         output.note(&format!(

@@ -35,7 +35,7 @@ clean_system() {
         rm -rf --one-file-system "$fresh"
         mkdir -p "$fresh" || exit 1
         # Debian's archive: the one that this machine uses, if it is a Debian.
-        mirror=$(sed -n 's|^\(deb\|URIs:\).* \(https\?://[^ ]*/debian\)/\? *.*|\2|p' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
+        mirror=$(sed -n 's#^\(deb\|URIs:\).* \(https\?://[^ ]*/debian\)/\? *.*#\2#p' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | head -n 1)
         debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv bookworm "$fresh" \
             "${mirror:-http://deb.debian.org/debian}" >"$fresh.log" 2>&1 || {
             tail -n 3 "$fresh.log" >&2

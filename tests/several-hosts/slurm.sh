@@ -8,14 +8,12 @@
 # a folder that is removed, and in processes and networks that end with the script.
 set -u
 program=$(realpath "${1:-$(dirname "$0")/../../target/release/gptoss-jit}")
-skip() { printf 'skipped: %s\n' "$*"; exit 3; }
-fail() { printf 'FAILED: %s\n' "$*"; tail -n 5 "$folder"/*.log 2>/dev/null; exit 1; }
+. "$(dirname "$0")/one-run.sh"
 
 [ "$(id -u)" -eq 0 ] || skip "networks and nodes are made by root"
 for tool in ip slurmctld slurmd srun sbatch munged mungekey unshare; do
     command -v "$tool" >/dev/null || PATH="$PATH:/usr/sbin" command -v "$tool" >/dev/null || skip "there is no $tool"
 done
-[ -x "$program" ] || skip "there is no program at $program"
 PATH="$PATH:/usr/sbin"
 
 folder=$(mktemp -d /tmp/slurm-XXXXXX) || exit 1
@@ -80,7 +78,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=10 State=UP
 CONF
 echo "CgroupPlugin=cgroup/v1" >"$folder/cgroup.conf"
 export SLURM_CONF="$folder/slurm.conf"
-mkdir -p "$folder/state" "$folder/spool-node1" "$folder/spool-node2" "$folder/work"
+mkdir -p "$folder/state" "$folder/spool-node1" "$folder/spool-node2"
 slurmctld -i || fail "slurmctld"
 for i in 1 2; do
     ip netns exec "gj-node$i" unshare --uts sh -c "hostname node$i && exec slurmd -N node$i" || fail "slurmd on node$i"
@@ -93,21 +91,7 @@ until [ "$(sinfo -h -o %T | sort -u)" = idle ]; do
 done
 
 # ---- prompts, and what one run makes of them ----
-cd "$folder/work" || exit 1
-unset GPTOSS_JIT_TEMPLATES
-export GPTOSS_JIT_CACHE="$folder/cache"
-i=0
-while [ "$i" -lt 61 ]; do echo "Once upon a time $i"; i=$((i + 1)); done >prompts.lines
-words="-m getp -i prompts.lines -n 40 -T 1 -s 7 --precision f32"
-# shellcheck disable=SC2086 # words
-"$program" run $words -o alone.txt 2>"$folder/alone.log" || fail "one run"
-
-# shellcheck disable=SC2086
-same() {
-    "$program" merge $words -o "$1" 2>>"$folder/merge.log" || fail "$2: merge"
-    cmp -s alone.txt "$1" || fail "$2: not the file of one run"
-    echo "ok: $2"
-}
+prepare
 
 # shellcheck disable=SC2086
 srun -N 2 -n 5 --kill-on-bad-exit=1 "$program" run $words -o step.txt 2>"$folder/step.log" || fail "a step of 5 tasks"

@@ -1,6 +1,7 @@
 //! `kernels compare A B`: two kernels at a model's shapes, or two folders of tuning tables in whole steps: right,
 //! registers, times beside their noise. [`steps`] has the whole steps.
 
+mod lines;
 mod steps;
 
 use std::path::{Path, PathBuf};
@@ -26,13 +27,16 @@ use kernel::object::compile::Request;
 use kernel::object::resources::examine;
 use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
-use kernel::target::Target;
+use kernel::target::{Platform, Target};
 use kernel::template::render::render;
 use kernel::template::{Params, Precision, Problem, Resources, Template};
+use kernel::tuning::TuningTables;
+use lines::{Found, Line};
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
 use model::config::NamedShape;
 use steps::Step;
+use workbench::check::Wrong;
 use workbench::isa::speed::IssueModel;
 use workbench::predict::Predictor;
 use workbench::predict::step::{StepLaunch, StepTime};
@@ -97,24 +101,6 @@ struct Side {
     params: Params,
 }
 
-/// A kernel at a problem.
-#[derive(Default)]
-struct Found {
-    kernel: String,
-    /// VGPRs, bytes of LDS, spilled registers, waves a SIMD.
-    uses: Option<[u32; 4]>,
-    /// Microseconds, and how far the middle half of them is apart.
-    time: Option<(f64, f64)>,
-    why: Option<String>,
-}
-
-/// Both at a problem and a number of rows.
-struct Line {
-    node: String,
-    n_tokens: u32,
-    both: [Found; 2],
-}
-
 pub(super) fn run(args: &CompareArgs, output: &Output) -> anyhow::Result<()> {
     let are_tables = [&args.a, &args.b].map(|one| one == "today" || Path::new(one).is_dir());
     match are_tables {
@@ -122,6 +108,17 @@ pub(super) fn run(args: &CompareArgs, output: &Output) -> anyhow::Result<()> {
         [false, false] => args.kernels(output),
         _ => Err(UsageError("two kernels or two folders of tables are compared, not one with the other".into()).into()),
     }
+}
+
+/// A GPU by its name. Of a processor nothing is predicted, and what there is to compile for is here.
+fn predictable(arch: &str, tables: &TuningTables) -> anyhow::Result<Target> {
+    let target = named_target(arch, tables)?;
+    let instead = match (target.platform, target.is_simulated) {
+        (_, true) => format!("the simulator says nothing of speed, use `--arch {}`", target.arch),
+        (Platform::Host, _) => "times of processors are measured and not predicted, use `--device cpu`".to_owned(),
+        _ => return Ok(target),
+    };
+    Err(UsageError(format!("--arch {arch}: {instead}")).into())
 }
 
 impl CompareArgs {
@@ -135,7 +132,7 @@ impl CompareArgs {
                 }
                 Ok((opened.0.clone(), Some(opened)))
             }
-            (None, arch) => Ok((named_target(arch.as_deref().unwrap_or_default(), &tables)?, None)),
+            (None, arch) => Ok((predictable(arch.as_deref().unwrap_or_default(), &tables)?, None)),
         }
     }
 
@@ -169,7 +166,15 @@ impl CompareArgs {
                 let Some(other) = of_b.iter().find(|other| other.problem == beside.problem) else { continue };
                 let mut both = [Found::default(), Found::default()];
                 for ((found, side), beside) in both.iter_mut().zip(&sides).zip([&beside, other]) {
-                    *found = self.found(side, beside, &target, opened.as_ref(), &store)?;
+                    let told = self.found(side, beside, &target, opened.as_ref(), &store);
+                    *found = told.unwrap_or_else(|error| {
+                        let why = format!("{error:#}");
+                        Found {
+                            kernel: side.name.clone(),
+                            why: why.lines().next().map(str::to_owned),
+                            ..Found::default()
+                        }
+                    });
                 }
                 lines.push(Line { node: beside.label.clone(), n_tokens, both });
             }
@@ -224,6 +229,7 @@ impl CompareArgs {
         let choosers = Choosers::new(&source, target)?;
         let template = choosers.library().template(&label, target.language()).map(Arc::clone)?;
         template.fits_target(target).map_err(|misfit| anyhow!("{label} is not for {}: it {misfit}", target.id()))?;
+        template.complete_params(&params).map_err(|why| UsageError(format!("{word}: {why}")))?;
         Ok(Side { name: word.to_owned(), source, choosers, template, params })
     }
 
@@ -244,6 +250,10 @@ impl CompareArgs {
             stop: &Arc::default(),
         };
         let checked = quick.check(target, &on, store, side.choosers.library())?;
+        let mut failures = checked.iter().flat_map(|one| &one.failures).peekable();
+        if failures.peek().is_some() && failures.all(|failure| matches!(failure.wrong, Wrong::NoTest)) {
+            return Ok("not run: no test of the op fits it at these parameters".to_owned());
+        }
         if let Some(wrong) = wrong(&checked) {
             return Ok(wrong);
         }
@@ -253,7 +263,7 @@ impl CompareArgs {
         let n_cases: usize = checked.iter().map(|one| one.n_cases).sum();
         let worst = checked.iter().map(|one| one.worst).fold(0.0, f64::max);
         Ok(match n_cases {
-            0 => "no test fits these parameters".to_owned(),
+            0 => "not run: there was no time for a test".to_owned(),
             _ => format!("right in {n_cases} cases ({:.0} % of tolerance)", 100.0 * worst),
         })
     }
@@ -353,7 +363,7 @@ impl CompareArgs {
                 let tuning = (word != "today").then(|| PathBuf::from(word));
                 let source = SourceArgs { templates: self.source.templates.clone(), tuning };
                 let tables = source.tables()?;
-                let target = named_target(arch, &tables)?;
+                let target = predictable(arch, &tables)?;
                 let chooser = Chooser::new(source.library()?, tables, target)?;
                 let launches = self.planned(&chooser, n)?.launches(n as usize, self.context as usize);
                 self.step_time(&chooser, launches, &store, output)
@@ -436,40 +446,5 @@ impl Side {
             false => template.resolve_params(&self.params, problem, target).map_err(|error| chain(&error))?,
         };
         Ok(Candidate { template, params })
-    }
-}
-
-impl Line {
-    /// What the times of the two say, beside the larger of their own noise and the usual one.
-    fn verdict(&self, noise: f64) -> Option<String> {
-        let [Some((a, of_a)), Some((b, of_b))] = self.both.each_ref().map(|found| found.time) else { return None };
-        Some(steps::verdict(a, b, noise.max(of_a).max(of_b)))
-    }
-
-    fn rows(&self, noise: f64) -> [Vec<String>; 2] {
-        let row = |i: usize| {
-            let Found { kernel, uses, time, why } = &self.both[i];
-            let (node, n) = if i == 0 { (self.node.clone(), self.n_tokens.to_string()) } else { Default::default() };
-            let mut cells = vec![node, n, ["A", "B"][i].to_owned(), kernel.clone()];
-            cells.extend(uses.map_or_else(|| vec!["-".to_owned(); 4], |uses| uses.map(|n| n.to_string()).to_vec()));
-            cells.push(time.map_or("-".to_owned(), |(us, _)| format!("{us:.1}")));
-            let verdict = self.verdict(noise).filter(|_| i == 1);
-            cells.push(why.clone().or(verdict).unwrap_or_default());
-            cells
-        };
-        [row(0), row(1)]
-    }
-
-    fn json(&self, noise: f64) -> Value {
-        let [a, b] = self.both.each_ref().map(|found| {
-            let uses = found.uses.map(|[vgprs, lds_bytes, spills, waves]| {
-                json!({ "vgprs": vgprs, "lds_bytes": lds_bytes, "spills": spills, "waves_per_simd": waves })
-            });
-            json!({
-                "kernel": found.kernel, "uses": uses, "us": found.time.map(|(us, _)| us),
-                "spread": found.time.map(|(_, spread)| spread), "why": found.why,
-            })
-        });
-        json!({ "node": self.node, "rows": self.n_tokens, "a": a, "b": b, "verdict": self.verdict(noise) })
     }
 }

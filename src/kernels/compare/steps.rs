@@ -19,13 +19,20 @@ impl Step {
         self.both.each_ref().map(|time| time.seconds(LAUNCH_S))
     }
 
+    /// Which of the two is the shorter one. None where the one lacks a launch that the other one has: those without a
+    /// prediction count as nothing.
+    fn verdict(&self, noise: f64) -> Option<String> {
+        let unknown = self.both.each_ref().map(|time| {
+            let unknown = time.launches.iter().filter(|(_, time)| time.prediction.is_err());
+            unknown.map(|(launch, _)| (&launch.label, name(launch))).collect::<Vec<_>>()
+        });
+        let [a, b] = self.seconds();
+        (unknown[0] == unknown[1]).then(|| verdict(a, b, noise))
+    }
+
     /// Nodes that the two do by other kernels.
     pub(crate) fn differences(&self) -> Vec<Vec<String>> {
         let [a, b] = &self.both;
-        let name = |launch: &StepLaunch| {
-            let params = launch.candidate.params.iter().map(|(name, value)| format!(" {name}={value}"));
-            format!("{}{}", launch.candidate.template.label(), params.collect::<String>())
-        };
         let us = |seconds: Option<f64>, n: usize| {
             seconds.map_or("-".to_owned(), |seconds| format!("{:.1}", 1e6 * n as f64 * seconds))
         };
@@ -47,12 +54,19 @@ impl Step {
 
     pub(crate) fn json(&self, noise: f64) -> Value {
         let [a, b] = self.seconds();
+        let verdict = self.verdict(noise);
         let n_unknown = self.both.each_ref().map(StepTime::n_unknown);
         json!({
-            "rows": self.n_tokens, "a_ms": 1e3 * a, "b_ms": 1e3 * b, "verdict": verdict(a, b, noise),
+            "rows": self.n_tokens, "a_ms": 1e3 * a, "b_ms": 1e3 * b, "verdict": verdict,
             "unknown_launches": n_unknown,
         })
     }
+}
+
+/// The kernel of a launch.
+fn name(launch: &StepLaunch) -> String {
+    let params = launch.candidate.params.iter().map(|(name, value)| format!(" {name}={value}"));
+    format!("{}{}", launch.candidate.template.label(), params.collect::<String>())
 }
 
 pub(super) fn table(steps: &[Step], noise: f64, output: &Output) -> anyhow::Result<()> {
@@ -65,18 +79,32 @@ pub(super) fn table(steps: &[Step], noise: f64, output: &Output) -> anyhow::Resu
         let n = f64::from(step.n_tokens);
         let ms = |seconds: f64| format!("{:.3}", 1e3 * seconds);
         let rate = |seconds: f64| format!("{:.0}", n / seconds);
-        vec![step.n_tokens.to_string(), ms(a), ms(b), rate(a), rate(b), verdict(a, b, noise)]
+        vec![
+            step.n_tokens.to_string(),
+            ms(a),
+            ms(b),
+            rate(a),
+            rate(b),
+            step.verdict(noise).unwrap_or_else(|| "not known".into()),
+        ]
     };
     output.line("")?;
     let rows: Vec<Vec<String>> = steps.iter().map(row).collect();
     output.table(&[RIGHT[0], RIGHT[1], RIGHT[2], RIGHT[3], RIGHT[4], "whole steps"], &rows, &RIGHT)?;
     for step in steps {
-        let n_unknown: usize = step.both.iter().map(StepTime::n_unknown).sum();
-        if n_unknown > 0 {
-            output.warning(&format!(
-                "{n_unknown} launches of {} rows have no prediction and count as nothing",
-                step.n_tokens
-            ));
+        for (letter, time) in ["A", "B"].iter().zip(&step.both) {
+            let unknown =
+                time.launches.iter().filter_map(|(launch, time)| Some((launch, time.prediction.as_ref().err()?)));
+            for (launch, why) in unknown {
+                let why = hint::chain(why);
+                let why = why.lines().next().unwrap_or_default();
+                output.warning(&format!(
+                    "{letter} at {} rows: {} by {} counts as nothing: {why}",
+                    step.n_tokens,
+                    launch.label,
+                    name(launch)
+                ));
+            }
         }
     }
     Ok(())

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use gpu::{Argument, BufferView, Driver, GpuError};
 
 use super::segment::{PlannedLaunch, PreparedLaunch, scalars};
@@ -42,11 +43,17 @@ pub struct CapturedLaunch {
 pub struct CapturedArg {
     pub name: String,
     pub dtype: Dtype,
-    pub access: Access,
     /// What the kernel read; none of what it only writes.
-    pub before: Option<Vec<u8>>,
+    pub before: Option<Bytes>,
     /// What it left; none of what it only reads.
-    pub after: Option<Vec<u8>>,
+    pub after: Option<Bytes>,
+}
+
+impl CapturedLaunch {
+    /// Rows of the launch.
+    pub fn n_rows(&self) -> usize {
+        self.scalars.get("n_tokens").copied().unwrap_or(1) as usize
+    }
 }
 
 impl Capture {
@@ -89,12 +96,12 @@ pub(super) fn captured(
         .collect();
     let read = |view: &BufferView, len_bytes: usize| {
         let mut bytes = vec![0; len_bytes];
-        driver.read(view, &mut bytes).map(|()| bytes)
+        driver.read(view, &mut bytes).map(|()| Bytes::from(bytes))
     };
     let mut args = Vec::new();
     for &(spec, view, len_bytes) in &in_memory {
         let before = (spec.access != Access::Write).then(|| read(view, len_bytes)).transpose()?;
-        args.push(CapturedArg { name: spec.name.clone(), dtype: spec.dtype, access: spec.access, before, after: None });
+        args.push(CapturedArg { name: spec.name.clone(), dtype: spec.dtype, before, after: None });
     }
     driver.launch(planned.kernel(), &prepared.launch())?;
     for (arg, &(spec, view, len_bytes)) in args.iter_mut().zip(&in_memory) {

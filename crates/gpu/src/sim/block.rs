@@ -336,7 +336,12 @@ impl Fault {
                     let why = "no fence and atomic of the one, then atomic and fence of the other, order the two";
                     (format!(" of block ({x}, {y}, {z})"), why)
                 };
-                format!("races with thread {}{who} for {len_bytes} bytes {place}: {why}", other.thread())
+                // A stamp of several threads has the number of one of them, which may be the one that came now.
+                let whom = match own.block() == other.block() && own.thread() == other.thread() {
+                    true => "another thread of its block".to_owned(),
+                    false => format!("thread {}{who}", other.thread()),
+                };
+                format!("races with {whom} for {len_bytes} bytes {place}: {why}")
             }
             FaultKind::Early => {
                 let thread = self.parties[1].thread();

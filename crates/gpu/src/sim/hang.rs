@@ -5,17 +5,22 @@ use std::cell::Cell;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::context::Context;
 use super::object::Object;
 use crate::GpuError;
 
-/// How often a thread is looked at until it is found in the object's code and not in what that calls.
+/// How often a thread is looked at until it is found in the object's code and not in what that calls, and for how long:
+/// a busy machine lets it run, and hear of a signal, only now and then.
 const LOOKS: usize = 200;
+const LOOKS_TAKE: Duration = Duration::from_secs(3);
 
-/// How long a look may take.
-const LOOK: Duration = Duration::from_millis(2);
+/// After so long a look at whether a signal was heard.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// The last signal is waited for so often.
+const LAST_LOOKS: usize = 500;
 
 const SIGNAL: libc::c_int = libc::SIGUSR2;
 
@@ -31,17 +36,67 @@ unsafe impl Send for Runs {}
 
 static RUNNING: Mutex<Vec<Runs>> = Mutex::new(Vec::new());
 
-/// What a handler found, once `IS_FOUND`.
-static IS_FOUND: AtomicBool = AtomicBool::new(false);
-static PC: AtomicUsize = AtomicUsize::new(0);
-static BLOCK: [AtomicU32; 3] = [const { AtomicU32::new(0) }; 3];
-static THREAD: AtomicU32 = AtomicU32::new(0);
+static FOUND: Found = Found::new();
+/// Signals that were heard.
+static N_HEARD: AtomicUsize = AtomicUsize::new(0);
 /// Whether a place that the stack returns to will do.
 static IS_LAST_LOOK: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// The block that runs here, and the object's code.
     static HERE: Cell<(*const Context, [usize; 2])> = const { Cell::new((ptr::null(), [0; 2])) };
+}
+
+/// What a handler found: of one thread alone, as signals may come late, and two threads be in a handler at once.
+struct Found {
+    /// The thread whose it is, from when it was found, and not 0.
+    owner: AtomicUsize,
+    is_whole: AtomicBool,
+    pc: AtomicUsize,
+    block: [AtomicU32; 3],
+    thread: AtomicU32,
+}
+
+/// Where a thread of a block is in the object's code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Spot {
+    pc: usize,
+    block: [u32; 3],
+    thread: u32,
+}
+
+impl Found {
+    const fn new() -> Self {
+        Self {
+            owner: AtomicUsize::new(0),
+            is_whole: AtomicBool::new(false),
+            pc: AtomicUsize::new(0),
+            block: [const { AtomicU32::new(0) }; 3],
+            thread: AtomicU32::new(0),
+        }
+    }
+
+    /// Keeps what the first thread found that calls it; whether that is this one. It takes no lock.
+    fn keep(&self, owner: usize, spot: Spot) -> bool {
+        if self.owner.compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        self.pc.store(spot.pc, Ordering::Relaxed);
+        self.block.iter().zip(spot.block).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
+        self.thread.store(spot.thread, Ordering::Relaxed);
+        self.is_whole.store(true, Ordering::Release);
+        true
+    }
+
+    /// Whose it is, and where that was.
+    fn get(&self) -> Option<(usize, Spot)> {
+        let read = || Spot {
+            pc: self.pc.load(Ordering::Relaxed),
+            block: [0, 1, 2].map(|i| self.block[i].load(Ordering::Relaxed)),
+            thread: self.thread.load(Ordering::Relaxed),
+        };
+        self.is_whole.load(Ordering::Acquire).then(|| (self.owner.load(Ordering::Relaxed), read()))
+    }
 }
 
 /// While it lives, the calling thread runs blocks of a kernel.
@@ -76,26 +131,39 @@ pub fn stop_and_look(what: &str) -> Option<GpuError> {
     // Who is done meanwhile waits for this, and no thread of the list ends.
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     install();
-    running.iter().find_map(|runs| {
+    for runs in &*running {
+        let until = Instant::now() + LOOKS_TAKE;
         for look in 1..=LOOKS {
-            IS_LAST_LOOK.store(look == LOOKS, Ordering::Relaxed);
+            let is_last = look == LOOKS || Instant::now() >= until;
+            IS_LAST_LOOK.store(is_last, Ordering::Relaxed);
+            let n_heard = N_HEARD.load(Ordering::Relaxed);
             // SAFETY: the thread has not ended, as it takes itself from the list before.
             if unsafe { libc::pthread_kill(runs.thread, SIGNAL) } != 0 {
-                return None;
+                break;
             }
-            std::thread::sleep(LOOK);
-            if IS_FOUND.load(Ordering::Acquire) {
-                // SAFETY: the thread is in the handler for good, below a block of this object.
-                let object = unsafe { &*runs.object };
-                // As of a call, the place is the one before.
-                let line = object.line(PC.load(Ordering::Relaxed) + 1);
-                let block = [0, 1, 2].map(|i| BLOCK[i].load(Ordering::Relaxed));
-                let thread = THREAD.load(Ordering::Relaxed);
-                return Some(GpuError::Fault { entry: runs.entry.clone(), what: what.to_owned(), line, block, thread });
+            for _ in 0..LAST_LOOKS {
+                std::thread::sleep(LOOK);
+                let is_heard = FOUND.get().is_some() || N_HEARD.load(Ordering::Relaxed) != n_heard;
+                if is_heard || !is_last && Instant::now() >= until {
+                    break;
+                }
             }
+            let Some((owner, Spot { pc, block, thread })) = FOUND.get() else {
+                if is_last {
+                    break;
+                }
+                continue;
+            };
+            // A thread that was asked before may have been the first to answer.
+            let runs = running.iter().find(|runs| runs.thread as usize == owner)?;
+            // SAFETY: the thread is in the handler for good, below a block of this object.
+            let object = unsafe { &*runs.object };
+            // As of a call, the place is the one before.
+            let line = object.line(pc + 1);
+            return Some(GpuError::Fault { entry: runs.entry.clone(), what: what.to_owned(), line, block, thread });
         }
-        None
-    })
+    }
+    None
 }
 
 fn install() {
@@ -110,6 +178,7 @@ fn install() {
 
 /// Looks at what it interrupted. It takes no lock and allocates nothing.
 extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, interrupted: *mut libc::c_void) {
+    N_HEARD.fetch_add(1, Ordering::Relaxed);
     let (context, code) = HERE.get();
     // SAFETY: the system gives a valid context of what was interrupted; a block's context and its threads live while it
     // is noted here, and their stacks are mapped to their ends.
@@ -126,10 +195,10 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, interrupted: *mut
             let Some(place) = words.map(|at| *(at as *const usize)).find(|word| is_code(*word)) else { return };
             pc = place - 1;
         }
-        PC.store(pc, Ordering::Relaxed);
-        (0..3).for_each(|i| BLOCK[i].store((*context).block[i], Ordering::Relaxed));
-        THREAD.store(thread.index, Ordering::Relaxed);
-        IS_FOUND.store(true, Ordering::Release);
+        let spot = Spot { pc, block: (*context).block, thread: thread.index };
+        if !FOUND.keep(libc::pthread_self() as usize, spot) {
+            return;
+        }
         loop {
             libc::pause();
         }
@@ -154,4 +223,31 @@ unsafe fn registers(interrupted: *const libc::ucontext_t) -> Option<[usize; 2]> 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
 unsafe fn registers(_: *const libc::ucontext_t) -> Option<[usize; 2]> {
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_found_is_of_one_thread() {
+        for _ in 0..200 {
+            let found = Found::new();
+            let spot = |n: u32| Spot { pc: n as usize, block: [n; 3], thread: n };
+            let kept: Vec<u32> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (1..=3)
+                    .map(|n| {
+                        scope.spawn({
+                            let found = &found;
+                            move || found.keep(n as usize, spot(n)).then_some(n)
+                        })
+                    })
+                    .collect();
+                threads.into_iter().filter_map(|thread| thread.join().expect("it ends")).collect()
+            });
+            assert_eq!(kept.len(), 1, "{kept:?}");
+            assert_eq!(found.get(), Some((kept[0] as usize, spot(kept[0]))));
+        }
+        assert_eq!(Found::new().get(), None);
+    }
 }

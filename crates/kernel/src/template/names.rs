@@ -20,6 +20,12 @@ const FUNCTIONS: [&str; 5] = ["range", "ceil_div", "min", "max", ONCE];
 /// Names of the target, which a file of the library need not list.
 const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 
+/// The head of a kernel, which is written from the contract.
+const SIGNATURE: &str = "signature";
+
+/// What the head of a kernel begins with where somebody typed it.
+const TYPED_HEADS: [&str; 2] = ["__global__", "static void kernel("];
+
 /// The engine renders no more than some fifty includes within each other.
 pub(super) const MAX_DEPTH: usize = 32;
 
@@ -74,6 +80,9 @@ impl<'a> Walk<'a> {
         if let Some(name) = self.names_of(root).iter().find(|name| !seen.jinja.contains(*name)) {
             let (place, name) = (root.place_at(first_use(&root.text, name)), name.clone());
             return Err(LibraryError::UnknownName { place, name, known: known.iter().cloned().collect() });
+        }
+        if !seen.used.contains(SIGNATURE) {
+            return Err(no_signature(root));
         }
         Ok(seen.used)
     }
@@ -183,6 +192,19 @@ impl<'a> Walk<'a> {
         seen.c.extend(nested.iter().flat_map(|header| header.gives.c.iter().map(String::as_str)));
         seen.jinja.extend(nested.iter().flat_map(|header| header.gives.jinja.iter().cloned()));
         Ok(())
+    }
+}
+
+/// A body that has no head from its contract: which arguments it takes in which order would be seen late or never, as two
+/// of one type that change places.
+fn no_signature(file: &SourceFile) -> LibraryError {
+    let body = comment_end(&file.text);
+    let typed = TYPED_HEADS.iter().find_map(|head| file.text[body..].find(head));
+    LibraryError::Declaration {
+        place: file.place_at(body + typed.unwrap_or_default()),
+        item: "the head of the kernel".into(),
+        expected: "`{{ signature }}`, which writes it from the contract".into(),
+        found: if typed.is_some() { "one that is typed by hand" } else { "none" }.into(),
     }
 }
 

@@ -23,6 +23,10 @@ pub const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
 /// Lines of one log that are told.
 const MAX_TOLD: usize = 4;
 
+/// What a compiler says of a line that is wrong, and of one that asks for a text of C++ or of a macro where that is
+/// wrong: GCC's words, then clang's.
+const BLAMES: [&str; 5] = ["error", "required from", "in expansion of macro", "requested here", "expanded from macro"];
+
 /// What compilers call the text of a kernel in their messages, up to the line's number.
 const NAMES: [&str; 4] = ["kernel.hip:", "kernel.hip(", "kernel.c:", "kernel.c("];
 
@@ -79,10 +83,11 @@ impl Origins {
         line.checked_sub(1).and_then(|i| self.0.get(i))
     }
 
-    /// The lines that a compiler calls wrong in its log, each once, with where they come from.
+    /// The lines that a compiler calls wrong in its log, or that it compiled when it came to what is wrong, each once,
+    /// with where they come from.
     pub fn of_errors(&self, log: &str) -> Vec<(usize, Place)> {
         let mut told: Vec<(usize, Place)> = Vec::new();
-        for line in log.lines().filter(|line| line.contains("error")).filter_map(line_in) {
+        for line in log.lines().filter(|line| BLAMES.iter().any(|word| line.contains(word))).filter_map(line_in) {
             let Some(place) = self.of_line(line) else { continue };
             if told.len() < MAX_TOLD && told.iter().all(|(other, _)| *other != line) {
                 told.push((line, place.clone()));
@@ -229,5 +234,16 @@ mod tests {
         assert_eq!(line_in("kernel.hip(12): error: x"), Some(12));
         assert_eq!(line_in("kernel.c:7:1: error: x"), Some(7));
         assert_eq!(line_in("error: x"), None);
+    }
+
+    #[test]
+    fn a_line_that_asks_for_what_is_wrong_is_told_where_the_error_is_in_the_text_of_others() {
+        let places = (1..=20).map(|line| SourceFile::built_in("op/mine.hip.j2", "").place(line)).collect();
+        let of_errors =
+            |log: &str| -> Vec<usize> { Origins(places).of_errors(log).into_iter().map(|(line, _)| line).collect() };
+        let log = "words.h: In instantiation of 'T dpp(T)':\nkernel.hip:9:21:   required from 'f32 plus(f32)'\n\
+            kernel.hip:12:22:   required from here\nwords.h:49:24: error: static assertion failed\n\
+            kernel.hip:9:21: note: in expansion of macro 'update'\nkernel.hip:15:1: note: declared here";
+        assert_eq!(of_errors(log), [9, 12]);
     }
 }

@@ -38,6 +38,16 @@ impl Template {
     /// # Errors
     /// The first that is not legal, by name.
     pub fn resolve_params(&self, given: &Params, problem: &Problem, target: &Target) -> Result<Params, ParamsError> {
+        let params = self.complete_params(given)?;
+        self.check_constraints(&params, problem, target)?;
+        Ok(params)
+    }
+
+    /// Completes parameters with the defaults, whatever the problem, and checks their names and values.
+    ///
+    /// # Errors
+    /// The first that the template does not declare.
+    pub fn complete_params(&self, given: &Params) -> Result<Params, ParamsError> {
         if let Some(name) = given.keys().find(|name| !self.params.contains_key(*name)) {
             let known = self.params.keys().cloned().collect();
             return Err(ParamsError::Unknown { label: self.label(), name: name.clone(), known });
@@ -51,7 +61,6 @@ impl Template {
             }
             params.insert(name.clone(), value);
         }
-        self.check_constraints(&params, problem, target)?;
         Ok(params)
     }
 

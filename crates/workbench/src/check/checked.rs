@@ -44,6 +44,8 @@ pub struct Checked {
     pub uses: Option<Uses>,
     /// What running each kernel took, references included.
     pub costs: Vec<Cost>,
+    /// Kernels that there was no time for.
+    pub n_untried: usize,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
     /// Of the template's lines with statements, whether each ran; empty where nobody looked.
@@ -122,6 +124,7 @@ impl Checked {
             ran: false,
             uses: None,
             costs: Vec::new(),
+            n_untried: 0,
             failures: Vec::new(),
             lines: Lines::new(),
             traffic: BTreeMap::new(),
@@ -147,6 +150,7 @@ impl Checked {
             self.uses = Some(self.uses.map_or(uses, |before| before.with(uses)));
         }
         self.costs.extend(more.costs);
+        self.n_untried += more.n_untried;
         for (line, ran) in more.lines {
             *self.lines.entry(line).or_default() |= ran;
         }
@@ -232,7 +236,7 @@ impl Checked {
             watch.after(on.target.is_real_gpu() && matches!(launched, Err(Wrong::Device(_))));
             let result = launched.and_then(|(written, prepared, of_rounded)| {
                 let known = right.get(&i).map_or(&[][..], Vec::as_slice);
-                setting.compare(&written, known, &prepared.1, (*of_rounded).as_ref()).map(|found| (written, found))
+                setting.compare(&written, known, &prepared, (*of_rounded).as_ref()).map(|found| (written, found))
             });
             match result {
                 Ok((written, (worst, rounding))) => {
@@ -365,7 +369,7 @@ impl Setting<'_> {
         &self,
         written: &[Written],
         known: &[Written],
-        want: &Outputs,
+        (inputs, want): &(Tensors, Outputs),
         of_rounded: Option<&Outputs>,
     ) -> Result<(f64, Rounding), Wrong> {
         let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
@@ -374,7 +378,7 @@ impl Setting<'_> {
                 continue;
             }
             let got: Tensors = tensors(one);
-            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, want)?);
+            worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, (inputs, want))?);
             if let Some(of_rounded) = of_rounded {
                 rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
             }

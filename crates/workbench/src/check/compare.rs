@@ -24,23 +24,64 @@ pub struct Difference {
     pub(crate) tolerance: f64,
     /// How far apart they are, as a fraction of that; infinite where nothing is allowed, or one is no number.
     pub(crate) fraction: f64,
+    pub(crate) clue: Clue,
     /// Elements that are too far from the reference.
     pub(crate) n_wrong: usize,
     pub(crate) n_elements: usize,
 }
 
+/// What an element tells of how it came to be wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clue {
+    Number,
+    /// A NaN of arithmetic.
+    Computed,
+    /// All bits are set, as of memory that nobody wrote.
+    Poison,
+    /// What was there before the launch.
+    AsBefore,
+}
+
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let index = self.index.iter().map(u64::to_string).collect::<Vec<_>>().join(", ");
-        let Self { argument, got, want, tolerance, n_wrong, n_elements, .. } = self;
+        let Self { argument, got, want, tolerance, clue, n_wrong, n_elements, .. } = self;
         write!(f, "`{argument}`[{index}]: got {got}, want {want}, tolerance {tolerance:.3e}")?;
-        if got.is_nan() {
-            f.write_str(match is_poison(*got) {
-                true => " (never written, or computed from what nobody wrote or what lies outside of an argument)",
-                false => " (computed: as of 0 / 0, of infinities, or of the root of a negative number)",
-            })?;
-        }
+        f.write_str(match clue {
+            Clue::Number => "",
+            Clue::Computed => " (computed: as of 0 / 0, of infinities, or of the root of a negative number)",
+            Clue::Poison => " (never written, or computed from what nobody wrote or what lies outside of an argument)",
+            Clue::AsBefore => " (never written: it is what was there before the launch)",
+        })?;
         write!(f, "; {n_wrong} of {n_elements} elements are wrong")
+    }
+}
+
+impl Clue {
+    fn of(got: f64, dtype: Dtype) -> Self {
+        let unwritten = match dtype {
+            Dtype::U32 => Some(u32::MAX.into()),
+            Dtype::I32 => Some(-1.0),
+            _ => None,
+        };
+        match got.is_nan() {
+            true if is_poison(got) => Self::Poison,
+            true => Self::Computed,
+            false if unwritten == Some(got) => Self::Poison,
+            false => Self::Number,
+        }
+    }
+}
+
+impl Difference {
+    /// The same of an argument that held this before the launch.
+    pub(crate) fn beside(mut self, before: &Tensor, shape: &[u64]) -> Self {
+        let at = self.index.iter().zip(shape).fold(0, |at, (i, axis)| at * axis + i);
+        let before = before.values().get(at as usize);
+        if before.is_some_and(|before| *before == self.got || before.is_nan() && self.got.is_nan()) {
+            self.clue = Clue::AsBefore;
+        }
+        self
     }
 }
 
@@ -58,7 +99,7 @@ pub(super) fn outputs(
     kernel: &Rendered,
     scalars: &BTreeMap<String, u64>,
     got: &Tensors,
-    want: &Outputs,
+    (inputs, want): (&Tensors, &Outputs),
 ) -> Result<f64, Wrong> {
     let mut worst: f64 = 0.0;
     for arg in kernel.args.iter().filter(|arg| arg.access != Access::Read) {
@@ -68,7 +109,13 @@ pub(super) fn outputs(
         let Some(want) = want.filter(|_| reference == got.len()) else {
             return Err(Wrong::Length { argument: arg.name.clone(), contract: got.len(), reference });
         };
-        worst = worst.max(output(arg, &arg.shape(scalars)?, got, want, kernel.tolerance)?);
+        let shape = arg.shape(scalars)?;
+        let before = inputs.get(&arg.name).filter(|_| arg.access == Access::ReadWrite);
+        let compared = output(arg, &shape, got, want, kernel.tolerance);
+        worst = worst.max(compared.map_err(|found| match before {
+            Some(before) => found.beside(before, &shape),
+            None => found,
+        })?);
     }
     Ok(worst)
 }
@@ -98,6 +145,7 @@ pub(crate) fn output(
         got: got[at],
         want: want.values[at],
         tolerance: allowed(arg.dtype, want, at, tolerance),
+        clue: Clue::of(got[at], arg.dtype),
         fraction: worst,
         n_wrong,
         n_elements: got.len(),
@@ -164,6 +212,34 @@ mod tests {
         }
         let zero = std::hint::black_box(0.0f32);
         assert!(!is_poison(f64::from(zero / zero)) && !is_poison(f64::from((-1.0f32 - zero).sqrt())));
+    }
+
+    #[test]
+    fn what_a_kernel_never_wrote_is_told_as_that() {
+        assert_eq!(Clue::of(f64::from(u32::MAX), Dtype::U32), Clue::Poison);
+        assert_eq!([Clue::of(-1.0, Dtype::I32), Clue::of(-1.0, Dtype::F32)], [Clue::Poison, Clue::Number]);
+        // A cache: one place keeps the NaN of before, another a number, and the third one was computed.
+        let before = Tensor::rounded(Dtype::F32, vec![1.0, f64::NAN, 2.0, 3.0, 4.0, 5.0]);
+        let told = |index: [u64; 2], got: f64| {
+            let difference = Difference {
+                argument: "k".into(),
+                index: index.into(),
+                got,
+                want: 9.0,
+                tolerance: 1e-3,
+                fraction: f64::INFINITY,
+                clue: Clue::of(got, Dtype::F32),
+                n_wrong: 1,
+                n_elements: 6,
+            };
+            difference.beside(&before, &[2, 3]).to_string()
+        };
+        for (index, got) in [([0, 1], f64::NAN), ([1, 2], 5.0)] {
+            let said = told(index, got);
+            assert!(said.contains("(never written: it is what was there before the launch)"), "{said}");
+        }
+        assert!(told([1, 1], f64::NAN).contains("(computed: "));
+        assert!(!told([1, 1], 5.0).contains('('));
     }
 
     #[test]

@@ -70,6 +70,7 @@ pub(super) struct CaseResults {
     ran: bool,
     uses: Option<Uses>,
     costs: Vec<(String, f64)>,
+    n_untried: usize,
     failures: Vec<FailureMessage>,
     lines: Lines,
     traffic: Vec<(AtLine, [u64; 3])>,
@@ -104,6 +105,7 @@ impl CaseResults {
             ran: checked.ran,
             uses: checked.uses,
             costs: checked.costs.into_iter().map(|cost| (cost.case, cost.ms)).collect(),
+            n_untried: checked.n_untried,
             failures: checked.failures.into_iter().map(told).collect(),
             lines: checked.lines,
             traffic: checked.traffic.into_iter().collect(),
@@ -132,6 +134,7 @@ impl CaseResults {
             ran: self.ran,
             uses: self.uses,
             costs: self.costs.into_iter().map(|(case, ms)| Cost { case, ms }).collect(),
+            n_untried: self.n_untried,
             failures: self.failures.into_iter().map(failure).collect(),
             lines: self.lines,
             traffic: self.traffic.into_iter().collect(),
@@ -159,7 +162,7 @@ mod tests {
     fn what_came_out_travels_as_it_was() {
         let step = CheckStep { op: "linear".into(), variant: "dot".into(), precision: Precision::Bf16 };
         let mut checked = Checked::new(step.op.clone(), step.variant.clone(), step.precision);
-        (checked.n_cases, checked.worst, checked.ran) = (3, f64::INFINITY, true);
+        (checked.n_cases, checked.worst, checked.ran, checked.n_untried) = (3, f64::INFINITY, true, 4);
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
         checked.fail("n 1".into(), Wrong::NoTest);

@@ -232,6 +232,9 @@ impl Checker<'_> {
             self.check_trials(template, trials, on.as_ref(), which, &mut checked, watch);
             trials = rest;
             let is_late = until.is_some_and(|until| Instant::now() >= until);
+            if is_late {
+                checked.n_untried = trials.len();
+            }
             if is_late || which.until_wrong && !checked.is_right() {
                 break;
             }

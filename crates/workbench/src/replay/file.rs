@@ -8,7 +8,7 @@ use std::ops::Range;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use engine::plan::capture::CapturedLaunch;
+use engine::plan::capture::{CapturedArg, CapturedLaunch};
 use format::Dtype;
 use kernel::step::StepKind;
 use kernel::template::{Params, Precision, Problem};
@@ -32,6 +32,10 @@ pub enum LaunchFileError {
     LongHeader { found: u64 },
     #[error("could not read its header")]
     Header(#[from] serde_json::Error),
+    #[error("its header has `{name}` twice")]
+    Twice { name: String },
+    #[error("`{name}` begins at byte {start} and ends at byte {end}, expected no end before its beginning")]
+    Range { name: String, start: usize, end: usize },
 }
 
 impl hint::Hint for LaunchFileError {
@@ -69,30 +73,6 @@ struct HeaderArg {
     after: Option<Range<usize>>,
 }
 
-/// A launch as a file has it.
-#[derive(Clone, Debug)]
-pub struct StoredLaunch {
-    /// The node, or the fused nodes joined by ` + `.
-    pub label: String,
-    pub template: String,
-    pub params: Params,
-    pub problem: Problem,
-    pub scalars: BTreeMap<String, u64>,
-    pub step: StepKind,
-    /// What its kernel was compiled for.
-    pub target: String,
-    pub args: Vec<StoredArg>,
-}
-
-/// An argument of a captured launch, with its bytes.
-#[derive(Clone, Debug)]
-pub struct StoredArg {
-    pub name: String,
-    pub dtype: Dtype,
-    pub before: Option<Bytes>,
-    pub after: Option<Bytes>,
-}
-
 /// Writes a launch.
 ///
 /// # Errors
@@ -100,7 +80,7 @@ pub struct StoredArg {
 pub fn write(launch: &CapturedLaunch, to: &mut impl Write) -> io::Result<()> {
     // Where the tensors lie depends on the header's length, and that on the numbers in it: they count from its end.
     let mut at = 0;
-    let mut place = |bytes: &Option<Vec<u8>>| {
+    let mut place = |bytes: &Option<Bytes>| {
         bytes.as_ref().map(|bytes| {
             let begin = usize::next_multiple_of(at, ALIGNMENT);
             at = begin + bytes.len();
@@ -144,52 +124,49 @@ pub fn write(launch: &CapturedLaunch, to: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-impl StoredLaunch {
-    /// Reads what [`write`] wrote.
-    ///
-    /// # Errors
-    /// [`LaunchFileError`].
-    pub fn from_bytes(file: &Bytes) -> Result<Self, LaunchFileError> {
-        let rest = file.strip_prefix(MAGIC).ok_or(LaunchFileError::Other)?;
-        let short = |expected| LaunchFileError::Short { expected, found: file.len() };
-        let begin = MAGIC.len() + size_of::<u64>();
-        let (length, rest) = rest.split_first_chunk::<8>().ok_or_else(|| short(begin))?;
-        let found = u64::from_le_bytes(*length);
-        let length = usize::try_from(found).ok().filter(|length| *length <= MAX_HEADER_BYTES);
-        let length = length.ok_or(LaunchFileError::LongHeader { found })?;
-        let text = rest.get(..length).ok_or_else(|| short(begin + length))?;
-        let header: Header = serde_json::from_slice(text)?;
-        let first = (begin + length).next_multiple_of(ALIGNMENT);
-        let bytes = |range: &Option<Range<usize>>| {
-            let Some(range) = range else { return Ok(None) };
-            let end = first.saturating_add(range.end.max(range.start));
+/// Reads what [`write`] wrote.
+///
+/// # Errors
+/// [`LaunchFileError`].
+pub fn read(file: &Bytes) -> Result<CapturedLaunch, LaunchFileError> {
+    let rest = file.strip_prefix(MAGIC).ok_or(LaunchFileError::Other)?;
+    let short = |expected| LaunchFileError::Short { expected, found: file.len() };
+    let begin = MAGIC.len() + size_of::<u64>();
+    let (length, rest) = rest.split_first_chunk::<8>().ok_or_else(|| short(begin))?;
+    let found = u64::from_le_bytes(*length);
+    let length = usize::try_from(found).ok().filter(|length| *length <= MAX_HEADER_BYTES);
+    let length = length.ok_or(LaunchFileError::LongHeader { found })?;
+    let text = rest.get(..length).ok_or_else(|| short(begin + length))?;
+    let header: Header = serde_json::from_slice(text)?;
+    let first = (begin + length).next_multiple_of(ALIGNMENT);
+    let mut args: Vec<CapturedArg> = Vec::new();
+    for HeaderArg { name, dtype, before, after } in header.args {
+        if args.iter().any(|other| other.name == name) {
+            return Err(LaunchFileError::Twice { name });
+        }
+        let bytes = |range: Option<Range<usize>>| {
+            let Some(Range { start, end }) = range else { return Ok(None) };
+            if end < start {
+                return Err(LaunchFileError::Range { name: name.clone(), start, end });
+            }
+            let end = first.saturating_add(end);
             if end > file.len() {
                 return Err(short(end));
             }
-            Ok(Some(file.slice(first + range.start.min(range.end)..end)))
+            Ok(Some(file.slice(first + start..end)))
         };
-        let args = header.args.iter().map(|arg| {
-            let (before, after) = (bytes(&arg.before)?, bytes(&arg.after)?);
-            Ok(StoredArg { name: arg.name.clone(), dtype: arg.dtype, before, after })
-        });
-        let args = args.collect::<Result<_, LaunchFileError>>()?;
-        let Header { ops, dims, constants, flags, dtypes, precision, keeps, .. } = header;
-        let problem = Problem { ops, dims, constants, flags, dtypes, precision, keeps };
-        let Header { label, template, params, scalars, step, target, .. } = header;
-        Ok(Self { label, template, params, problem, scalars, step, target, args })
+        let (before, after) = (bytes(before)?, bytes(after)?);
+        args.push(CapturedArg { name, dtype, before, after });
     }
-
-    /// Rows of the launch.
-    pub fn n_rows(&self) -> usize {
-        self.scalars.get("n_tokens").copied().unwrap_or(1) as usize
-    }
+    let Header { ops, dims, constants, flags, dtypes, precision, keeps, .. } = header;
+    let problem = Problem { ops, dims, constants, flags, dtypes, precision, keeps };
+    let Header { label, template, params, scalars, step, target, .. } = header;
+    Ok(CapturedLaunch { label, template, params, problem, scalars, step, target, args })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use engine::plan::capture::CapturedArg;
-    use kernel::template::contract::Access;
 
     #[test]
     fn a_launch_is_read_as_it_was_written_and_a_part_of_it_is_an_error() {
@@ -197,12 +174,11 @@ mod tests {
         problem.dims.insert("in_features".into(), 45);
         problem.constants.insert("eps".into(), 1e-5);
         problem.dtypes.insert("weight".into(), Dtype::Bf16);
-        let arg = |name: &str, access, before: Option<&[u8]>, after: Option<&[u8]>| CapturedArg {
+        let arg = |name: &str, before: Option<&[u8]>, after: Option<&[u8]>| CapturedArg {
             name: name.into(),
             dtype: Dtype::F32,
-            access,
-            before: before.map(<[u8]>::to_vec),
-            after: after.map(<[u8]>::to_vec),
+            before: before.map(Bytes::copy_from_slice),
+            after: after.map(Bytes::copy_from_slice),
         };
         let launch = CapturedLaunch {
             label: "block.0.attn.qkv".into(),
@@ -213,23 +189,22 @@ mod tests {
             step: StepKind::Mixed,
             target: "x86-64-v3".into(),
             args: vec![
-                arg("x", Access::Read, Some(&[1, 2, 3, 4]), None),
-                arg("y", Access::Write, None, Some(&[5; 70])),
-                arg("kv", Access::ReadWrite, Some(&[6; 3]), Some(&[7; 3])),
+                arg("x", Some(&[1, 2, 3, 4]), None),
+                arg("y", None, Some(&[5; 70])),
+                arg("kv", Some(&[6; 3]), Some(&[7; 3])),
             ],
         };
         let mut bytes = Vec::new();
         write(&launch, &mut bytes).expect("memory takes it");
-        let read = StoredLaunch::from_bytes(&Bytes::from(bytes.clone())).expect("it is whole");
-        assert_eq!((&read.label, &read.template, &read.params), (&launch.label, &launch.template, &launch.params));
-        assert_eq!((&read.problem, &read.scalars, read.step), (&launch.problem, &launch.scalars, launch.step));
-        for (read, written) in read.args.iter().zip(&launch.args) {
+        let again = read(&Bytes::from(bytes.clone())).expect("it is whole");
+        assert_eq!((&again.label, &again.template, &again.params), (&launch.label, &launch.template, &launch.params));
+        assert_eq!((&again.problem, &again.scalars, again.step), (&launch.problem, &launch.scalars, launch.step));
+        for (read, written) in again.args.iter().zip(&launch.args) {
             assert_eq!((&read.name, read.dtype), (&written.name, written.dtype));
             assert_eq!(read.before.as_deref(), written.before.as_deref());
             assert_eq!(read.after.as_deref(), written.after.as_deref());
         }
-        let error =
-            |bytes: &[u8]| StoredLaunch::from_bytes(&Bytes::copy_from_slice(bytes)).expect_err("it is not whole");
+        let error = |bytes: &[u8]| read(&Bytes::copy_from_slice(bytes)).expect_err("it is not whole");
         for len in 0..bytes.len() {
             let error = error(&bytes[..len]);
             assert!(matches!(error, LaunchFileError::Other | LaunchFileError::Short { .. }), "{len}: {error}");
@@ -238,6 +213,17 @@ mod tests {
         let mut long = bytes.clone();
         long[MAGIC.len()..][..8].fill(0xff);
         assert!(matches!(error(&long), LaunchFileError::LongHeader { .. }));
+        // Words of the header in the place of others of the same length.
+        let with = |from: &str, to: &str| {
+            let at = bytes.windows(from.len()).position(|found| found == from.as_bytes()).expect(from);
+            let mut changed = bytes.clone();
+            changed[at..][..to.len()].copy_from_slice(to.as_bytes());
+            error(&changed)
+        };
+        let twice = with("\"name\":\"x\"", "\"name\":\"y\"");
+        assert!(matches!(&twice, LaunchFileError::Twice { name } if name == "y"), "{twice}");
+        let backwards = with("\"start\":0,\"end\":4", "\"start\":9,\"end\":4");
+        assert!(matches!(backwards, LaunchFileError::Range { start: 9, end: 4, .. }), "{backwards}");
         let mut garbled = bytes;
         garbled[MAGIC.len() + 8] = b'[';
         assert!(matches!(error(&garbled), LaunchFileError::Header(_)));

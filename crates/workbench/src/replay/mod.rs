@@ -12,8 +12,8 @@ use gpu::{Argument, Buffer, Driver, GpuError, Launch};
 use crate::check::{self, Difference};
 use crate::timing::{self, Setup};
 use data::Place;
+use engine::plan::capture::{CapturedArg, CapturedLaunch};
 use expression::ExpressionError;
-use file::StoredLaunch;
 use format::Dtype;
 use kernel::object::compile::Request;
 use kernel::object::resources::{ObjectError, examine};
@@ -39,6 +39,9 @@ const CHUNK: usize = 1 << 16;
 
 /// What memory holds that a kernel is to write.
 const POISON: u8 = 0xff;
+
+/// A workspace has no tensor in the file that its length could be held against.
+const MOST_WORKSPACE_BYTES: usize = 4 << 30;
 
 /// On what a launch is made again.
 pub struct On<'a> {
@@ -109,6 +112,12 @@ pub enum ReplayError {
     /// The file has another tensor than the kernel asks for.
     #[error("`{name}` has {found} bytes in the file, expected {expected}")]
     Argument { name: String, expected: usize, found: usize },
+    #[error("`{name}` is {found} in the file, expected {expected}")]
+    Dtype { name: String, expected: Dtype, found: Dtype },
+    #[error("`{name}` is {value} in the file, expected at most {}", u32::MAX)]
+    Scalar { name: String, value: u64 },
+    #[error("the workspace `{name}` would have {found} bytes, expected at most {MOST_WORKSPACE_BYTES}")]
+    Workspace { name: String, found: usize },
     #[error("the file has no `{name}`, which `{label}` asks for")]
     Missing { name: String, label: String },
 }
@@ -117,8 +126,12 @@ impl hint::Hint for ReplayError {
     fn hint(&self) -> Option<String> {
         match self {
             Self::Render(error) => error.hint(),
-            Self::Argument { .. } | Self::Missing { .. } => {
-                Some("the contract has changed since: capture the launch again".into())
+            Self::Argument { .. }
+            | Self::Dtype { .. }
+            | Self::Scalar { .. }
+            | Self::Workspace { .. }
+            | Self::Missing { .. } => {
+                Some("the contract has changed since, or the file was: capture the launch again".into())
             }
             _ => None,
         }
@@ -146,13 +159,14 @@ struct Placed {
 /// # Errors
 /// [`ReplayError`].
 pub fn replay(
-    stored: &StoredLaunch,
+    stored: &CapturedLaunch,
     on: &On<'_>,
     template: &Template,
     params: &Params,
 ) -> Result<Replayed, ReplayError> {
     let On { library, store, target, driver, options } = *on;
     let kernel = render(library, template, &stored.problem, params, target)?;
+    check_lengths(stored, &kernel)?;
     let mut request = Request::new(&kernel, target);
     request.options.extend(options.iter().map(|option| (*option).to_owned()));
     let object = store.get_all(&[request], &()).remove(0)?.object;
@@ -176,12 +190,6 @@ pub fn replay(
     let mut got: BTreeMap<String, (Dtype, Vec<u8>)> = BTreeMap::new();
     for (i, spec) in &placed.written {
         let Argument::Memory { view, required_bytes } = &placed.args[*i] else { continue };
-        let captured = stored.args.iter().find(|arg| arg.name == spec.name).and_then(|arg| arg.after.as_ref());
-        let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
-        let found = captured.ok_or_else(missing)?.len();
-        if found != *required_bytes {
-            return Err(ReplayError::Argument { name: spec.name.clone(), expected: *required_bytes, found });
-        }
         let mut bytes = vec![0; *required_bytes];
         driver.read(view, &mut bytes)?;
         got.insert(spec.name.clone(), (spec.dtype, bytes));
@@ -267,13 +275,13 @@ impl ReplayedOutput {
 }
 
 impl Placed {
-    fn new(stored: &StoredLaunch, kernel: &Rendered, driver: &dyn Driver) -> Result<Self, ReplayError> {
+    fn new(stored: &CapturedLaunch, kernel: &Rendered, driver: &dyn Driver) -> Result<Self, ReplayError> {
         let mut placed = Self { args: Vec::new(), changed: Vec::new(), written: Vec::new(), _buffers: Vec::new() };
         for (i, spec) in kernel.all_args().enumerate() {
             if spec.is_scalar() {
-                let value = stored.scalars.get(&spec.name).copied();
-                let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
-                placed.args.push(Argument::U32(value.ok_or_else(missing)? as u32));
+                let value = *stored.scalars.get(&spec.name).ok_or_else(|| missing(spec, kernel))?;
+                let value = u32::try_from(value).map_err(|_| ReplayError::Scalar { name: spec.name.clone(), value })?;
+                placed.args.push(Argument::U32(value));
                 continue;
             }
             let len_bytes = spec.len_bytes(&stored.scalars)?;
@@ -284,8 +292,8 @@ impl Placed {
                     placed.filled(driver, Bytes::from(vec![fill; len_bytes]))?
                 }
                 Access::Write => placed.filled(driver, Bytes::from(vec![POISON; len_bytes]))?,
-                Access::Read => driver.upload(stored.before(spec, len_bytes, kernel)?)?,
-                Access::ReadWrite => placed.filled(driver, stored.before(spec, len_bytes, kernel)?)?,
+                Access::Read => driver.upload(before(stored, spec, kernel)?)?,
+                Access::ReadWrite => placed.filled(driver, before(stored, spec, kernel)?)?,
             };
             if !is_workspace && spec.access != Access::Read {
                 placed.written.push((i, spec.clone()));
@@ -305,34 +313,59 @@ impl Placed {
     }
 }
 
-impl StoredLaunch {
-    /// What a tensor held before.
-    fn before(&self, spec: &ArgSpec, expected: usize, kernel: &Rendered) -> Result<Bytes, ReplayError> {
-        let stored = self.args.iter().find(|arg| arg.name == spec.name).and_then(|arg| arg.before.clone());
-        let missing = || ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() };
-        let stored = stored.ok_or_else(missing)?;
-        if stored.len() != expected {
-            return Err(ReplayError::Argument { name: spec.name.clone(), expected, found: stored.len() });
+fn missing(spec: &ArgSpec, kernel: &Rendered) -> ReplayError {
+    ReplayError::Missing { name: spec.name.clone(), label: kernel.label.clone() }
+}
+
+/// What a tensor held before.
+fn before(stored: &CapturedLaunch, spec: &ArgSpec, kernel: &Rendered) -> Result<Bytes, ReplayError> {
+    let stored = stored.args.iter().find(|arg| arg.name == spec.name).and_then(|arg| arg.before.clone());
+    stored.ok_or_else(|| missing(spec, kernel))
+}
+
+/// Holds all that a file says of its tensors against the contract, before anything is allocated or launched.
+fn check_lengths(stored: &CapturedLaunch, kernel: &Rendered) -> Result<(), ReplayError> {
+    for spec in kernel.args.iter().filter(|spec| !spec.is_scalar()) {
+        let missing = || missing(spec, kernel);
+        let name = || spec.name.clone();
+        let arg = stored.args.iter().find(|arg| arg.name == spec.name).ok_or_else(missing)?;
+        if arg.dtype != spec.dtype {
+            return Err(ReplayError::Dtype { name: name(), expected: spec.dtype, found: arg.dtype });
         }
-        Ok(stored)
+        let expected = spec.len_bytes(&stored.scalars)?;
+        let is_read = spec.access != Access::Write;
+        let is_written = spec.access != Access::Read;
+        for bytes in
+            [(&arg.before, is_read), (&arg.after, is_written)].into_iter().filter_map(|(it, is)| is.then_some(it))
+        {
+            let found = bytes.as_ref().ok_or_else(missing)?.len();
+            if found != expected {
+                return Err(ReplayError::Argument { name: name(), expected, found });
+            }
+        }
     }
+    for spec in &kernel.workspace {
+        let found = spec.len_bytes(&stored.scalars)?;
+        if found > MOST_WORKSPACE_BYTES {
+            return Err(ReplayError::Workspace { name: spec.name.clone(), found });
+        }
+    }
+    Ok(())
 }
 
 /// Computes it in f64, where that takes seconds and not minutes.
 fn against_reference(
-    stored: &StoredLaunch,
+    stored: &CapturedLaunch,
     library: &Library,
     kernel: &Rendered,
     got: &BTreeMap<String, (Dtype, Vec<u8>)>,
 ) -> Result<AgainstReference, ReplayError> {
     let unknown = |why: String| Ok(AgainstReference::Unknown(why));
-    let read = |arg: &&file::StoredArg| arg.before.is_some();
-    let n_elements: usize = stored
-        .args
-        .iter()
-        .filter(read)
-        .map(|arg| arg.dtype.elements_in(arg.before.as_ref().map_or(0, |one| one.len())))
-        .sum();
+    // Those that were held against the contract.
+    let is_known = |name: &str| kernel.args.iter().any(|spec| spec.name == name && spec.access != Access::Write);
+    let read = stored.args.iter().filter(|arg| is_known(&arg.name));
+    let read: Vec<_> = read.filter_map(|arg| Some((arg, arg.before.as_ref()?))).collect();
+    let n_elements: usize = read.iter().map(|(arg, bytes)| arg.dtype.elements_in(bytes.len())).sum();
     let setup = Setup { scalars: stored.scalars.clone(), inputs: None, cache_bytes: 0, seed: 0 };
     let flop = timing::work(library, &stored.problem, &setup).ok().and_then(|work| work.flop).unwrap_or_default();
     if n_elements > MOST_ELEMENTS || flop > MOST_FLOP {
@@ -340,11 +373,8 @@ fn against_reference(
             "not held against the reference: {n_elements} numbers and {flop:.1e} operations take it long"
         ));
     }
-    let inputs: Tensors = stored
-        .args
-        .iter()
-        .filter_map(|arg| Some((arg.name.clone(), Tensor::from_bytes(arg.dtype, arg.before.as_ref()?))))
-        .collect();
+    let tensor = |(arg, bytes): &(&CapturedArg, &Bytes)| (arg.name.clone(), Tensor::from_bytes(arg.dtype, bytes));
+    let inputs: Tensors = read.iter().map(tensor).collect();
     let case = timing::case(&stored.problem, &setup);
     let want = match reference::run(&stored.problem.ops, &case, &inputs) {
         Ok(want) => want,
@@ -362,9 +392,16 @@ fn against_reference(
                 got.len()
             ));
         }
-        match check::output(arg, &arg.shape(&stored.scalars)?, got.values(), want, kernel.tolerance) {
+        let shape = arg.shape(&stored.scalars)?;
+        match check::output(arg, &shape, got.values(), want, kernel.tolerance) {
             Ok(fraction) => (worst, n_compared) = (worst.max(fraction), n_compared + 1),
-            Err(difference) => return Ok(AgainstReference::Wrong(difference)),
+            Err(difference) => {
+                let before = inputs.get(&arg.name).filter(|_| arg.access == Access::ReadWrite);
+                return Ok(AgainstReference::Wrong(match before {
+                    Some(before) => difference.beside(before, &shape),
+                    None => difference,
+                }));
+            }
         }
     }
     if n_compared == 0 {

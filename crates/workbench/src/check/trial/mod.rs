@@ -126,16 +126,23 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
 /// with the most rows up to these come first.
 const TELLING_ROWS: f64 = 40.0;
 
-/// Puts trials into an order in which mistakes are found soon: types of released models first, dims that fill no tile
-/// before those that do, the small before the large; and within each the cases of several tiles before those of one
-/// row, and those of very many last.
+/// Puts trials into an order in which mistakes are found soon: types of released models first, the small before the
+/// large, those with an axis of one element last, dims that fill no tile and those that do in turn; and within each the
+/// cases of several tiles before those of one row, and those of very many last.
 pub(super) fn most_likely_to_fail_first(trials: &mut [Trial]) {
     trials.sort_by_cached_key(|trial| {
         let Problem { dims, dtypes, .. } = &trial.problem;
         let of_f32 = dtypes.values().filter(|dtype| **dtype == Dtype::F32).count();
-        let is_even = dims.values().all(|dim| dim.is_multiple_of(8));
         let size: u64 = dims.values().fold(1, |size: u64, &dim| size.saturating_mul(dim.max(1).into()));
-        (trial.is_varied, of_f32, is_even, size)
+        (trial.is_varied, of_f32, dims.values().any(|dim| *dim == 1), size)
+    });
+    let is_even = |trial: &Trial| trial.problem.dims.values().all(|dim| dim.is_multiple_of(8));
+    let mut n: BTreeMap<(bool, usize, bool), usize> = BTreeMap::new();
+    trials.sort_by_cached_key(|trial| {
+        let of_f32 = trial.problem.dtypes.values().filter(|dtype| **dtype == Dtype::F32).count();
+        let nth = n.entry((trial.is_varied, of_f32, is_even(trial))).or_default();
+        *nth += 1;
+        (trial.is_varied, of_f32, *nth, is_even(trial))
     });
     for trial in trials {
         trial.scalars.sort_by_key(|scalars| {

@@ -27,6 +27,7 @@ fn a_check_in_a_hurry_begins_with_what_fills_no_tile() {
     };
     let mut trials = [
         trial([64, 64], Dtype::Bf16, &[1]),
+        trial([7, 1], Dtype::Bf16, &[1]),
         trial([45, 33], Dtype::F32, &[1]),
         trial([2880, 131], Dtype::Bf16, &[1]),
         trial([45, 33], Dtype::Bf16, &[1, 2, 257, 17, 63]),
@@ -34,7 +35,11 @@ fn a_check_in_a_hurry_begins_with_what_fills_no_tile() {
     most_likely_to_fail_first(&mut trials);
     let order: Vec<(u32, Dtype)> =
         trials.iter().map(|trial| (trial.problem.dims["k"], trial.problem.dtypes["weight"])).collect();
-    assert_eq!(order, [(45, Dtype::Bf16), (2880, Dtype::Bf16), (64, Dtype::Bf16), (45, Dtype::F32)]);
+    assert_eq!(
+        order,
+        [(45, Dtype::Bf16), (64, Dtype::Bf16), (2880, Dtype::Bf16), (7, Dtype::Bf16), (45, Dtype::F32)],
+        "of sizes that fill no tile and those that do the next one in turn, one element last"
+    );
     let rows: Vec<f64> = trials[0].scalars.iter().map(|scalars| scalars[ROWS]).collect();
     assert_eq!(rows, [17.0, 2.0, 1.0, 63.0, 257.0]);
 }
