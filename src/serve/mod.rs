@@ -158,7 +158,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 50_000, value_name = "N")]
     batch_requests: usize,
 
-    /// What files and batches in that folder may take together; more is refused
+    /// Largest size of all files and batches in that folder together; more is refused
     #[arg(long, default_value = "100GB", value_name = "SIZE", value_parser = parse_size)]
     batch_dir_size: u64,
 

@@ -395,7 +395,7 @@ def full(page):
     page.js(NO_ROOM)
     page.say("begin with another")
     page.finished()
-    page.has("a full disk is told", "document.querySelector('#toast span').innerText.startsWith('The browser has no room left')")
+    page.has("a full disk is told", "document.querySelector('#toast span').innerText.startsWith('The browser\\'s storage is full')")
     page.press("Export", "document")
     one = downloaded(page)
     page.check("what is not kept can be exported at once", [c["title"] for c in one["conversations"]] == ["begin with another"])

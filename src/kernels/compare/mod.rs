@@ -110,12 +110,12 @@ pub(super) fn run(args: &CompareArgs, output: &Output) -> anyhow::Result<()> {
     }
 }
 
-/// A GPU by its name. Of a processor nothing is predicted, and what there is to compile for is here.
+/// The GPU of this name. Nothing is predicted for processors: the one to compile for is this machine's.
 fn predictable(arch: &str, tables: &TuningTables) -> anyhow::Result<Target> {
     let target = named_target(arch, tables)?;
     let instead = match (target.platform, target.is_simulated) {
-        (_, true) => format!("the simulator says nothing of speed, use `--arch {}`", target.arch),
-        (Platform::Host, _) => "times of processors are measured and not predicted, use `--device cpu`".to_owned(),
+        (_, true) => format!("the simulator says nothing of speed; use `--arch {}`", target.arch),
+        (Platform::Host, _) => "times of processors are measured, not predicted; use `--device cpu`".to_owned(),
         _ => return Ok(target),
     };
     Err(UsageError(format!("--arch {arch}: {instead}")).into())
@@ -252,7 +252,7 @@ impl CompareArgs {
         let checked = quick.check(target, &on, store, side.choosers.library())?;
         let mut failures = checked.iter().flat_map(|one| &one.failures).peekable();
         if failures.peek().is_some() && failures.all(|failure| matches!(failure.wrong, Wrong::NoTest)) {
-            return Ok("not run: no test of the op fits it at these parameters".to_owned());
+            return Ok("not run: no test of the op fits the kernel at these parameters".to_owned());
         }
         if let Some(wrong) = wrong(&checked) {
             return Ok(wrong);

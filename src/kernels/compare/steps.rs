@@ -99,7 +99,7 @@ pub(super) fn table(steps: &[Step], noise: f64, output: &Output) -> anyhow::Resu
                 let why = hint::chain(why);
                 let why = why.lines().next().unwrap_or_default();
                 output.warning(&format!(
-                    "{letter} at {} rows: {} by {} counts as nothing: {why}",
+                    "{letter} at {} rows: {} by {} is not counted: {why}",
                     step.n_tokens,
                     launch.label,
                     name(launch)

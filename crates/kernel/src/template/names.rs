@@ -195,16 +195,16 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// A body that has no head from its contract: which arguments it takes in which order would be seen late or never, as two
-/// of one type that change places.
+/// The error of a body whose head is not generated from its contract: a wrong order of arguments would be noticed late or
+/// never, for example two of the same type.
 fn no_signature(file: &SourceFile) -> LibraryError {
     let body = comment_end(&file.text);
     let typed = TYPED_HEADS.iter().find_map(|head| file.text[body..].find(head));
     LibraryError::Declaration {
         place: file.place_at(body + typed.unwrap_or_default()),
         item: "the head of the kernel".into(),
-        expected: "`{{ signature }}`, which writes it from the contract".into(),
-        found: if typed.is_some() { "one that is typed by hand" } else { "none" }.into(),
+        expected: "`{{ signature }}`, which generates it from the contract".into(),
+        found: if typed.is_some() { "a handwritten one" } else { "none" }.into(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! When files go: `expires_after` of an upload, `output_expires_after` of a batch.
+//! When files expire: `expires_after` of an upload, `output_expires_after` of a batch.
 
 use std::ops::RangeInclusive;
 
@@ -7,21 +7,21 @@ use serde_json::{Map, Value};
 use crate::error::ApiError;
 use crate::field::Field;
 
-/// An hour to 30 days: OpenAI's.
+/// An hour to 30 days, as OpenAI has it.
 const SECONDS: RangeInclusive<i64> = 3600..=2_592_000;
 
-/// Seconds from when a file is made: `{"anchor": "created_at", "seconds": N}`.
+/// Reads the seconds after which a file expires: `{"anchor": "created_at", "seconds": N}`.
 pub(super) fn of_field(field: &Field) -> Result<u64, ApiError> {
     field.object()?.need("anchor")?.one_of(&[("created_at", ())])?;
     Ok(field.need("seconds")?.integer(SECONDS)?.unsigned_abs())
 }
 
-/// The same as the fields of a form: `expires_after[anchor]` and `expires_after[seconds]`.
+/// The same from the fields of a form: `expires_after[anchor]` and `expires_after[seconds]`.
 #[derive(Debug, Default)]
 pub(super) struct ExpiryForm(Map<String, Value>);
 
 impl ExpiryForm {
-    /// Takes a field; false if it is none of these.
+    /// Takes a field of the form; false if it is another field.
     pub(super) fn take(&mut self, name: &str, text: &str) -> bool {
         let value = match name {
             "expires_after[anchor]" => ("anchor", Value::from(text)),
@@ -32,7 +32,7 @@ impl ExpiryForm {
         true
     }
 
-    /// Seconds from when the file is made, if that was asked for.
+    /// Seconds after which the file expires, if the form has them.
     pub(super) fn read(self) -> Result<Option<u64>, ApiError> {
         if self.0.is_empty() {
             return Ok(None);

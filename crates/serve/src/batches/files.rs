@@ -79,7 +79,7 @@ async fn upload(
             "purpose" => purpose = Some(short_text(part).await?),
             name => {
                 if !expiry.take(name, &short_text(part).await?) {
-                    return Err(ApiError::invalid(name, format!("`{name}` is no field of a file")));
+                    return Err(ApiError::invalid(name, format!("a file has no field `{name}`")));
                 }
             }
         }

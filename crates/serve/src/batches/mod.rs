@@ -1,9 +1,9 @@
 //! OpenAI's batch API: files of requests in a folder, answered behind all other requests.
 //!
 //! [`store`] is the folder, [`room`] what it may take, [`batch`] what is known of a batch and how that changes,
-//! [`lines`] a file of requests. [`drive`] has the endpoints answer them, keeps each answer at once, and goes on behind
-//! what is kept when the program is started again; [`output`] writes the files. Here are the endpoints of batches,
-//! [`files`] has those of files.
+//! [`lines`] a file of requests. [`drive`] has the endpoints answer them and writes each answer at once; after a
+//! restart it continues with the requests that have no answer. [`output`] writes the files. The endpoints of batches
+//! are here, those of files in [`files`].
 
 pub(crate) mod batch;
 mod drive;
@@ -41,7 +41,7 @@ const ENDPOINTS: [&str; 3] = ["/v1/chat/completions", "/v1/completions", "/v1/re
 /// Most pairs of a batch's metadata, and the most characters of a name and of a value: OpenAI's.
 const METADATA: (usize, usize, usize) = (16, 64, 512);
 
-/// From one look for files whose time is over to the next.
+/// The time between two searches for expired files.
 const SWEEP: Duration = Duration::from_secs(60);
 
 /// Files and batches, if there is a folder for them.
@@ -61,7 +61,7 @@ impl Batches {
         Ok(Self { store: Some(Arc::new(Store::open(folder, limits)?)), places: OnceLock::new() })
     }
 
-    /// Goes on with the batches that are not over, and removes files when they are. To be called once, where tasks can
+    /// Continues the batches that are not over, and removes files when they expire. To be called once, where tasks can
     /// be started.
     pub fn resume(server: &Arc<Server>) {
         let Some(store) = &server.batches.store else { return };

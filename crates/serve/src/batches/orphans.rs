@@ -1,5 +1,5 @@
-//! What a program that was killed left in the folder, and nothing refers to: the bytes of a file without its
-//! description, answers without their batch or of one that is over.
+//! Leftovers in the folder from a program that was killed, to which nothing refers: the bytes of a file without its
+//! description, answers without their batch or of a batch that is over.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,10 +8,10 @@ use std::path::Path;
 
 use system::units::human_bytes;
 
-/// Removes what has such a name and no right to be there, and says so. A name that is none of ours stays.
+/// Removes files with such names that nothing refers to, and logs it. Files with other names stay.
 ///
-/// - `prefix`, `ending`: of names, an id between them: `file-ID.data`
-/// - `over`: ids of which nothing but the description is to be there
+/// - `prefix`, `ending`: of the names, with an id between them: `file-ID.data`
+/// - `over`: ids of which only the description should be there
 pub(super) fn remove(folder: &Path, prefix: &str, ending: &str, over: &BTreeSet<&str>) -> io::Result<()> {
     let (mut n, mut bytes) = (0, 0);
     for entry in fs::read_dir(folder)? {
@@ -30,12 +30,15 @@ pub(super) fn remove(folder: &Path, prefix: &str, ending: &str, over: &BTreeSet<
         let len = entry.metadata().map_or(0, |found| found.len());
         match fs::remove_file(entry.path()) {
             Ok(()) => (n, bytes) = (n + 1, bytes + len),
-            Err(error) => tracing::warn!("could not remove `{}`, which nothing needs: {error}", entry.path().display()),
+            Err(error) => tracing::warn!("could not remove the leftover `{}`: {error}", entry.path().display()),
         }
     }
     if n > 0 {
         let folder = folder.display();
-        tracing::info!("removed {n} files of `{folder}` that nothing refers to ({})", human_bytes(bytes));
+        tracing::info!(
+            "removed {n} leftover files from `{folder}` ({}): no file or batch refers to them",
+            human_bytes(bytes)
+        );
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The files of a batch that is over: its answers, and its errors.
+//! The two files of a batch that is over: its answers and its errors.
 
 use std::io::{self, BufWriter, Write};
 
@@ -11,7 +11,7 @@ use super::lines::{Line, Lines};
 use super::store::{NotKept, Store, StoredFile};
 use system::new_file::NewFile;
 
-/// Writes answers in the order of their requests, and the errors; whether there are such and such.
+/// Writes the answers and the errors in the order of the requests; returns whether there are answers, and errors.
 pub(super) fn write_files(
     store: &Store,
     batch: &Batch,

@@ -1,4 +1,4 @@
-//! What the folder may take: so many bytes for all files, answers and descriptions together.
+//! The size limit of the folder: bytes for all files, answers and descriptions together.
 
 use std::io;
 use std::sync::Arc;
@@ -7,33 +7,33 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::error::ApiError;
 use system::units::human_bytes;
 
-/// What a description takes, and whatever the file system needs for its name: so a bound on bytes bounds the number of
-/// files too.
+/// Bytes counted for each description, and for what the file system needs for its name. With it the limit bounds the
+/// number of files too.
 pub(super) const ENTRY_BYTES: u64 = 4096;
 
-/// The room of a folder.
+/// The bytes of a folder that are taken, and their limit.
 #[derive(Debug)]
 pub(super) struct Room {
     max_bytes: u64,
     taken: AtomicU64,
 }
 
-/// A part of the room, which is free again when this is dropped.
+/// A part of the room; dropping it frees the part.
 #[derive(Debug)]
 pub(super) struct Taken {
     room: Arc<Room>,
     bytes: u64,
 }
 
-/// All of it is taken.
+/// There is too little room left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("files and batches take all of the {} that they may; files that are deleted make room", human_bytes(*max_bytes))]
+#[error("files and batches would take more than {} (`--batch-dir-size`); delete files to make room", human_bytes(*max_bytes))]
 pub(super) struct NoRoom {
     max_bytes: u64,
 }
 
 impl From<NoRoom> for ApiError {
-    /// 400, as OpenAI's.
+    /// 400, as from OpenAI.
     fn from(error: NoRoom) -> Self {
         Self::bad_request("storage_quota_exceeded", error.to_string())
     }
@@ -50,17 +50,17 @@ impl Room {
         Arc::new(Self { max_bytes, taken: AtomicU64::new(0) })
     }
 
-    /// A part of it: nothing yet.
+    /// A part of the room that has no bytes yet.
     pub(super) fn part(self: &Arc<Self>) -> Taken {
         Taken { room: self.clone(), bytes: 0 }
     }
 }
 
 impl Taken {
-    /// Takes more.
+    /// Takes more bytes.
     ///
     /// # Errors
-    /// There is not so much left; nothing was taken.
+    /// There is too little room left; nothing was taken.
     pub(super) fn more(&mut self, bytes: u64) -> Result<(), NoRoom> {
         let Room { max_bytes, taken } = &*self.room;
         let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| sum <= max_bytes);
@@ -70,13 +70,13 @@ impl Taken {
         Ok(())
     }
 
-    /// Takes what is there already, whether there is room for it or not.
+    /// Counts bytes that are on the disk already, even beyond the limit.
     pub(super) fn found(&mut self, bytes: u64) {
         self.room.taken.fetch_add(bytes, Ordering::Relaxed);
         self.bytes += bytes;
     }
 
-    /// Gives back all but so much.
+    /// Frees all but `bytes`.
     pub(super) fn shrink(&mut self, bytes: u64) {
         let less = self.bytes.saturating_sub(bytes);
         self.room.taken.fetch_sub(less, Ordering::Relaxed);

@@ -220,8 +220,8 @@ const actions = {
 let warned = "";                // what was said last of what is not kept
 const unkept = new Set();       // conversations for which the browser has no room
 const WARNINGS = {
-  full: ["The browser has no room left: what is new is in this tab alone. Export it, or delete other conversations.", "Export"],
-  none: ["This browser keeps no conversations for this page. Export those that you need."],
+  full: ["The browser's storage is full: new messages are only in this tab. Export them, or delete other conversations.", "Export"],
+  none: ["This browser does not save conversations for this page. Export those that you need."],
 };
 
 async function save(conversation) {
@@ -274,7 +274,7 @@ const chats = {
     all.delete(conversation.id);
     unkept.delete(conversation);
     store.remove(conversation.id).then(isGone => {
-      if (!isGone) toast("The browser could not delete it: it will be here again.");
+      if (!isGone) toast("The browser could not delete it: it will be back after a reload.");
       unkept.forEach(save);   // there may be room now
     });
     if (conversation === current) show(newConversation());
@@ -327,7 +327,7 @@ const tabs = new Tabs({
     save(conversation);
     refresh(id);
     if (conversation === current) show(current);
-    toast("Another tab asked in this conversation at the same time: yours goes on as a copy.");
+    toast("Another tab sent a message in this conversation at the same time: yours continues as a copy.");
   },
 });
 

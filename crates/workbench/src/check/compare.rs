@@ -49,9 +49,11 @@ impl fmt::Display for Difference {
         write!(f, "`{argument}`[{index}]: got {got}, want {want}, tolerance {tolerance:.3e}")?;
         f.write_str(match clue {
             Clue::Number => "",
-            Clue::Computed => " (computed: as of 0 / 0, of infinities, or of the root of a negative number)",
-            Clue::Poison => " (never written, or computed from what nobody wrote or what lies outside of an argument)",
-            Clue::AsBefore => " (never written: it is what was there before the launch)",
+            Clue::Computed => " (computed, as from 0 / 0, infinities, or the root of a negative number)",
+            Clue::Poison => {
+                " (never written, or computed from memory that was never written or is outside of an argument)"
+            }
+            Clue::AsBefore => " (never written: the value from before the launch)",
         })?;
         write!(f, "; {n_wrong} of {n_elements} elements are wrong")
     }
@@ -236,7 +238,7 @@ mod tests {
         };
         for (index, got) in [([0, 1], f64::NAN), ([1, 2], 5.0)] {
             let said = told(index, got);
-            assert!(said.contains("(never written: it is what was there before the launch)"), "{said}");
+            assert!(said.contains("(never written: the value from before the launch)"), "{said}");
         }
         assert!(told([1, 1], f64::NAN).contains("(computed: "));
         assert!(!told([1, 1], 5.0).contains('('));

@@ -131,7 +131,7 @@ impl hint::Hint for ReplayError {
             | Self::Scalar { .. }
             | Self::Workspace { .. }
             | Self::Missing { .. } => {
-                Some("the contract has changed since, or the file was: capture the launch again".into())
+                Some("the contract or the file has changed since the capture: capture the launch again".into())
             }
             _ => None,
         }
