@@ -182,7 +182,6 @@ mod tests {
     use crate::template::Precision;
     use crate::template::library::Layer;
     use crate::template::render::render;
-    use data::SourceFile;
     use format::Dtype;
 
     #[test]
@@ -239,7 +238,7 @@ mod tests {
 
     #[test]
     fn a_line_that_asks_for_what_is_wrong_is_told_where_the_error_is_in_the_text_of_others() {
-        let places = (1..=20).map(|line| SourceFile::built_in("op/mine.hip.j2", "").place(line)).collect();
+        let places = (1..=20).map(|line| Place { file: "op/mine.hip.j2".into(), line }).collect();
         let of_errors =
             |log: &str| -> Vec<usize> { Origins(places).of_errors(log).into_iter().map(|(line, _)| line).collect() };
         let log = "words.h: In instantiation of 'T dpp(T)':\nkernel.hip:9:21:   required from 'f32 plus(f32)'\n\
