@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Method, StatusCode};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tokio::sync::OwnedSemaphorePermit;
@@ -236,7 +236,8 @@ pub(super) async fn track(State(server): State<Arc<Server>>, request: Request, n
     known.status = Some(response.status());
     known.code = response.extensions().get::<Arc<ApiError>>().map(|error| error.code.unwrap_or(error.kind));
     drop(known);
-    response.map(|body| Body::new(Watched::new(body, entry)))
+    let length = response.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+    response.map(|body| Body::new(Watched::new(body, entry).of_length(length)))
 }
 
 /// Has a handler answer a line of a batch, as it would answer an HTTP request of this caller.

@@ -353,8 +353,8 @@ fn read_all<T: DeserializeOwned>(folder: &Path) -> Result<Vec<T>, StoreError> {
     let mut all = Vec::new();
     for entry in fs::read_dir(folder).map_err(io)? {
         let path = entry.map_err(io)?.path();
-        if path.extension().is_none_or(|ending| ending != "json") {
-            continue;
+        if path.extension().is_none_or(|ending| ending != "json") || !path.is_file() {
+            continue; // a pipe would wait for a writer
         }
         let read = File::open(&path).and_then(|file| Ok(serde_json::from_reader(io::BufReader::new(file))?));
         match read {
@@ -429,6 +429,8 @@ mod tests {
         fs::write(stays.with_extension("json"), "what a disk damaged").expect("written");
         let lost = store.records_path(&store.new_id("batch_"));
         let foreign = folder.path().join("files/notes.data");
+        let pipe = std::process::Command::new("mkfifo").arg(folder.path().join("files/pipe.json")).status();
+        assert!(pipe.expect("there is `mkfifo`").success());
         [&stays, &goes, &lost, &foreign].iter().for_each(|path| fs::write(path, "x").expect("written"));
         let (data, records) = (store.data_path(&one.id), [&running, &over].map(|batch| store.records_path(batch.id())));
         drop(store);
