@@ -12,7 +12,7 @@ use kernel::object::compile::Request;
 use kernel::object::resources::examine;
 use kernel::object::store::Store;
 use kernel::target::compute_unit::ComputeUnit;
-use kernel::target::{Platform, Target};
+use kernel::target::{Language, Platform, Target};
 use kernel::template::Resources;
 use kernel::template::library::Library;
 use kernel::template::origins::Origins;
@@ -129,9 +129,9 @@ pub(super) fn run_ir(rendered: &RenderedFor, output: &Output) -> anyhow::Result<
 fn of_amd(flag: &str, target: &Target) -> Result<(), UsageError> {
     let (of, whose) = match (target.platform, target.is_simulated) {
         (Platform::Amd, false) => return Ok(()),
-        (_, true) => (format!("the simulator of {}", target.arch), "its code is from the C++ compiler"),
-        (Platform::Nvidia, _) => (target.arch.clone(), "NVRTC prints neither"),
-        (Platform::Host, _) => (target.arch.clone(), "not done for the C compiler"),
+        (_, true) => (format!("the simulator of {}", target.arch), "what it runs is the C++ compiler's"),
+        _ if target.language() == Language::C => (target.arch.clone(), "the C compiler is not asked for its own"),
+        _ => (target.arch.clone(), "its compiler prints neither"),
     };
     Err(UsageError(format!("{flag} is for AMD's GPUs, not {of} ({whose}): for example --arch gfx1100")))
 }

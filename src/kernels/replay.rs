@@ -13,6 +13,7 @@ use engine::plan::capture::CapturedLaunch;
 use kernel::choice::{Choice, Chooser};
 use kernel::object::store::Store;
 use kernel::template::Params;
+use workbench::check::show_command;
 use workbench::replay::file;
 use workbench::replay::{AgainstReference, NEAR, On, Replayed, ReplayedOutput, replay};
 
@@ -34,7 +35,7 @@ pub(super) struct ReplayArgs {
     #[arg(long = "set", value_name = "PARAM=VALUE", value_parser = super::show::assignment_of_number)]
     set: Vec<(String, u32)>,
 
-    /// In the simulator, compile for a debugger: with variables, and statements in order
+    /// In the simulator, compile for a debugger: with variables, and statements in order (see docs/debugging.md)
     #[arg(long)]
     debug: bool,
 
@@ -66,8 +67,12 @@ pub(super) fn run(args: &ReplayArgs, output: &Output) -> anyhow::Result<()> {
     let options = if args.debug { &FOR_A_DEBUGGER[..] } else { &[] };
     let (library, target) = (chooser.library(), chooser.target());
     let on = On { library, store: &store, target, driver: &*driver, options };
-    let replayed = replay(&stored, &on, &choice.template, &params)?;
     let label = choice.template.label();
+    if args.debug {
+        let show = show_command(&label, &stored.problem, &params, target, "");
+        output.note(&format!("`{show} > kernel.hip` writes the text whose lines a debugger asks for"));
+    }
+    let replayed = replay(&stored, &on, &choice.template, &params)?;
     if output.is_json() {
         output.json(&to_json(&stored, &label, &args.device.to_string(), &replayed))?;
     } else {

@@ -296,7 +296,11 @@ pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     let fd = rustix::fs::memfd_create("kernel", rustix::fs::MemfdFlags::CLOEXEC).map_err(|e| e.to_string())?;
     let mut file = std::fs::File::from(fd);
     file.write_all(object).map_err(|e| e.to_string())?;
-    let library = open(format!("/proc/self/fd/{}", file.as_raw_fd()).as_ref())?;
+    // A debugger reads the file by the name that it is loaded by, in a process of its own.
+    let by_process = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    let is_there = std::fs::symlink_metadata(&by_process).is_ok();
+    let by_itself = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let library = open(if is_there { &by_process } else { &by_itself }.as_ref())?;
     Ok(Loaded { library, file })
 }
 

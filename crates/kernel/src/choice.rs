@@ -266,7 +266,7 @@ fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) ->
     lines
 }
 
-/// The rows of these targets that nothing ever asks for, or that name a template which is not there, as findings.
+/// The rows of these targets that nothing ever asks for, or that are passed over whatever is asked, as findings.
 pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<LintFinding> {
     let mut findings = Vec::new();
     let mut add = |place: &str, text: String| {
@@ -278,15 +278,27 @@ pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -
             add(place, text.to_owned());
         }
         for row in tables.rows_for(target).filter(|row| row.template != APART) {
-            // A row of a family may be for those of its archs that the template is for.
-            let of_its_ops = row.template.rsplit_once('/').map_or("", |(ops, _)| ops);
-            let mut templates = library.templates_where(|ops, _| ops == of_its_ops);
-            if !templates.any(|template| template.is_labelled(&row.template)) {
-                add(&row.place, format!("there is no template `{}`", row.template));
+            if let Some(why) = never_followed(library, row, target) {
+                add(&row.place, why);
             }
         }
     }
     findings
+}
+
+/// Why a row is passed over at every problem. A row of a family may be for those of its archs that the template is for.
+fn never_followed(library: &Library, row: &TuningRow, target: &Target) -> Option<String> {
+    let (label, of_its_ops) = (&row.template, row.template.rsplit_once('/').map_or("", |(ops, _)| ops));
+    let of_label = library.templates_where(|ops, _| ops == of_its_ops);
+    let of_label: Vec<_> = of_label.filter(|template| template.is_labelled(label)).collect();
+    let Some(first) = of_label.first() else { return Some(format!("there is no template `{label}`")) };
+    if of_its_ops != row.op {
+        return Some(format!("the row is passed over: `{label}` does not do `{}`", row.op));
+    }
+    let Some(template) = of_label.iter().find(|template| template.language == target.language()) else {
+        return Some(format!("the row is passed over: `{label}` is in {}", first.language.name()));
+    };
+    template.complete_params(&row.params).err().map(|why| format!("the row is passed over: {why}"))
 }
 
 /// What rows for an op, or a run of ops, may want.
@@ -389,12 +401,39 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_are_passed_over_whatever_is_asked_are_findings() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let target = Target::gpu("gfx1100").expect("known");
+        for (template, params, why) in [
+            ("linear/gemw", "", "there is no template `linear/gemw`"),
+            ("rmsnorm/row", "", "the row is passed over: `rmsnorm/row` does not do `linear`"),
+            ("linear/dot", "", "the row is passed over: `linear/dot` is in C"),
+            (
+                "linear/gemv",
+                "row = 2",
+                "the row is passed over: `linear/gemv` has no parameter `row`, expected one of: ",
+            ),
+            ("linear/gemv", "rows = 3", "the row is passed over: `linear/gemv`: rows = 3, expected one of: 1, 2, 4"),
+        ] {
+            let text = format!(
+                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"judgement\" }}\n[[rows]]\n\
+                 op = \"linear\"\nuse = \"{template}\"\nparams = {{ {params} }}\nprovenance = \"hand\"\n"
+            );
+            let tables = TuningTables::from_texts(&[("gfx1100", &text)]).expect("right");
+            let found = misplaced(&library, &tables, std::slice::from_ref(&target));
+            assert_eq!(found.len(), 1, "{found:?}");
+            assert_eq!((found[0].kind, found[0].place.as_str()), (FindingKind::NotAskedFor, "gfx1100.toml:2"));
+            assert!(found[0].text.starts_with(why), "{found:?}");
+        }
+    }
+
+    #[test]
     fn every_built_in_row_is_of_an_op_that_has_what_it_wants() {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let tables = TuningTables::load(&[]).expect("right");
         let archs = crate::target::built_in().into_iter().map(|(name, _)| Target::named(&name).expect("known"));
         for target in archs.chain([Target::host()]) {
-            assert_eq!(never_asked_for(&library, &tables, &target), Vec::<String>::new(), "{}", target.arch);
+            assert_eq!(misplaced(&library, &tables, std::slice::from_ref(&target)), [], "{}", target.arch);
         }
     }
 

@@ -16,7 +16,7 @@ use crate::object::hiprtc;
 use crate::workbench::isa::llvm;
 
 /// The program with hipRTC and LLVM's tools, where they are.
-fn run(args: &[&str]) -> Ran {
+pub(super) fn run(args: &[&str]) -> Ran {
     Ran::new(args, with_tools(args).output().expect("started"))
 }
 

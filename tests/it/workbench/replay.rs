@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::fixtures::program::{Ran, argument, repository, run};
 
 /// Runs the built-in model, with a launch taken down.
-fn capture(what: &str, file: &Path) -> Ran {
+pub(super) fn capture(what: &str, file: &Path) -> Ran {
     let file = argument(file);
     run(&[
         "run",
@@ -68,6 +68,58 @@ fn a_launch_of_a_step_is_made_again_on_the_host_and_in_the_simulator() {
 }
 
 #[test]
+fn captured_parameters_are_kept_and_a_changed_file_is_told() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("launch");
+    capture("block.0.attn.norm,2", &file).ok();
+    let bytes = fs::read(&file).expect("written");
+    let header = |bytes: &[u8]| -> (usize, Value) {
+        let begin = bytes.iter().position(|byte| *byte == b'\n').expect("a line") + 1 + size_of::<u64>();
+        let length = u64::from_le_bytes(bytes[begin - 8..begin].try_into().expect("eight")) as usize;
+        (begin, serde_json::from_slice(&bytes[begin..begin + length]).expect("a header"))
+    };
+    // The header with a change, and the tensors behind it where they are looked for.
+    let changed = |change: &dyn Fn(&mut Value)| {
+        let (begin, mut value) = header(&bytes);
+        let old = u64::from_le_bytes(bytes[begin - 8..begin].try_into().expect("eight")) as usize;
+        change(&mut value);
+        let text = serde_json::to_vec(&value).expect("it is JSON");
+        let mut new = bytes[..begin - 8].to_vec();
+        new.extend((text.len() as u64).to_le_bytes());
+        new.extend(&text);
+        new.resize(new.len().next_multiple_of(64), 0);
+        new.extend(&bytes[(begin + old).next_multiple_of(64)..]);
+        fs::write(&file, new).expect("written");
+    };
+    let (_, before) = header(&bytes);
+    // Other values than the tables choose: those of the file are taken, on a processor too.
+    assert_eq!(before["params"]["tile_t"], 8, "{before}");
+    changed(&|value| value["params"]["tile_t"] = 4.into());
+    let (code, report) = replay(&file, &["--device", "cpu"]);
+    assert_eq!((code, &report["params"]["tile_t"]), (0, &4.into()), "{report}");
+    // Those that no kernel has are told, and others taken.
+    changed(&|value| value["params"]["tile_t"] = 5.into());
+    let ran = run(&["kernels", "replay", &argument(&file), "--device", "cpu"]);
+    assert!(ran.code == 0 && ran.stderr.contains("does not take the captured parameters"), "{}", ran.stderr);
+
+    for (change, expected) in [
+        (
+            &(|value: &mut Value| value["scalars"]["n_tokens"] = 1_000_000_000_000_u64.into()) as &dyn Fn(&mut Value),
+            "1000000000000",
+        ),
+        (&|value| value["scalars"]["n_tokens"] = 2.into(), "bytes in the file, expected"),
+        (&|value| value["args"][0]["dtype"] = "bf16".into(), "`x` is bf16 in the file, expected f32"),
+        (&|value| value["dims"]["out_features"] = 512.into(), "bytes in the file, expected"),
+        (&|value| drop(value["args"].as_array_mut().expect("a list").remove(1)), "the file has no `"),
+        (&|value| value["args"][0]["before"]["end"] = (u64::MAX / 2).into(), "it ends after"),
+    ] {
+        changed(change);
+        let said = run(&["kernels", "replay", &argument(&file), "--device", "cpu"]).fails(1);
+        assert!(said.contains(expected), "{expected}: {said}");
+    }
+}
+
+#[test]
 fn a_launch_that_is_not_there_is_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("launch");
@@ -100,4 +152,26 @@ fn two_parameter_sets_are_held_beside_each_other() {
     assert!(said.contains("one does `rmsnorm` and the other `embedding`"), "{said}");
     let said = run(&["kernels", "compare", "rmsnorm/rows", "today", "--device", "cpu"]).fails(2);
     assert!(said.contains("two kernels or two folders of tables are compared"), "{said}");
+    let said = run(&["kernels", "compare", "rmsnorm/rows", "rmsnorm/rows:row=1", "--device", "cpu"]).fails(2);
+    assert!(said.contains("`rmsnorm/rows` has no parameter `row`, expected one of: "), "{said}");
+    let said = run(&["kernels", "compare", "rmsnorm/rows", "rmsnorm/rows", "--arch", "x86-64-v3"]).fails(2);
+    assert!(said.contains("times of processors are measured and not predicted, use `--device cpu`"), "{said}");
+    let said = run(&["kernels", "check", "--variant", "rmsnorm/rows", "--set", "row=1"]).fails(2);
+    assert!(said.contains("--set: `rmsnorm/rows` has no parameter `row`"), "{said}");
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_does_not_end_a_comparison() {
+    let folder = tempfile::tempdir().expect("a folder");
+    fs::create_dir(folder.path().join("rmsnorm")).expect("made");
+    let text = fs::read_to_string(repository().join("templates/rmsnorm/rows.c.j2")).expect("it is there");
+    let broken = folder.path().join("rmsnorm/broken.c.j2");
+    fs::write(&broken, text.replace("{{ signature }} {", "{{ signature }} { no_such_word;")).expect("written");
+    let args = ["kernels", "compare", &argument(&broken), "rmsnorm/rows", "--device", "cpu", "--tokens", "1", "--json"];
+    let ran = run(&args);
+    let report: Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|error| panic!("{error}: {}", ran.stderr));
+    assert!(report["a"]["right"].as_str().is_some_and(|right| right.contains("no_such_word")), "{report}");
+    let line = &report["lines"][0];
+    assert!(line["a"]["why"].as_str().is_some_and(|why| why.contains("could not compile kernel")), "{report}");
+    assert!(line["b"]["us"].as_f64().is_some_and(|us| us > 0.0) && line["verdict"].is_null(), "{report}");
 }

@@ -23,8 +23,8 @@ const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 /// The head of a kernel, which is written from the contract.
 const SIGNATURE: &str = "signature";
 
-/// What the head of a kernel begins with where somebody typed it.
-const TYPED_HEADS: [&str; 2] = ["__global__", "static void kernel("];
+/// What the head of a kernel begins with where somebody typed it: a GPU's, the host's.
+const TYPED_HEADS: [&str; 2] = ["extern \"C\"", "static void kernel("];
 
 /// The engine renders no more than some fifty includes within each other.
 pub(super) const MAX_DEPTH: usize = 32;
@@ -195,8 +195,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// The error of a body whose head is not generated from its contract: a wrong order of arguments would be noticed late or
-/// never, for example two of the same type.
+/// The error of a body whose head is not generated from its contract: a wrong order of arguments would be noticed
+/// late or never, for example two of the same type.
 fn no_signature(file: &SourceFile) -> LibraryError {
     let body = comment_end(&file.text);
     let typed = TYPED_HEADS.iter().find_map(|head| file.text[body..].find(head));

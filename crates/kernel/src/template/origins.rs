@@ -238,9 +238,10 @@ mod tests {
 
     #[test]
     fn a_line_that_asks_for_what_is_wrong_is_told_where_the_error_is_in_the_text_of_others() {
-        let places = (1..=20).map(|line| Place { file: "op/mine.hip.j2".into(), line }).collect();
+        let place = |line| Place { file: "op/mine.hip.j2".into(), line };
+        let origins = Origins((1..=20).map(place).collect());
         let of_errors =
-            |log: &str| -> Vec<usize> { Origins(places).of_errors(log).into_iter().map(|(line, _)| line).collect() };
+            |log: &str| -> Vec<usize> { origins.of_errors(log).into_iter().map(|(line, _)| line).collect() };
         let log = "words.h: In instantiation of 'T dpp(T)':\nkernel.hip:9:21:   required from 'f32 plus(f32)'\n\
             kernel.hip:12:22:   required from here\nwords.h:49:24: error: static assertion failed\n\
             kernel.hip:9:21: note: in expansion of macro 'update'\nkernel.hip:15:1: note: declared here";

@@ -14,10 +14,10 @@ use super::rounding::{self, Rounding};
 use super::trial::{self, Scalars, Trial};
 use super::uses::Uses;
 use super::{Failure, Running, Wrong, compare, known, weights};
-use kernel::target::Language;
+use kernel::target::{Language, Target};
 use kernel::template::origins::Origins;
 use kernel::template::render::Rendered;
-use kernel::template::{Precision, Problem, Template};
+use kernel::template::{Params, Precision, Problem, Template};
 use reference::{Outputs, Tensors};
 
 /// What became of one template at one precision.
@@ -297,17 +297,24 @@ impl Running<'_> {
         let Trial { problem, params, .. } = trial;
         let origins = Origins::trace(self.library, template, problem, params, self.target, kernel);
         let place = origins.and_then(|origins| origins.of_line(*line as usize).cloned());
-        let arch = self.target.arch.split(':').next().unwrap_or_default();
-        let mut show = format!("gptoss-jit kernels show {} --arch {arch} --line-numbers", template.label());
-        show += &format!(" --precision {}", problem.precision.name());
-        for (name, value) in values(problem) {
-            show += &format!(" --with {name}={value}");
-        }
-        for (name, value) in params {
-            show += &format!(" --set {name}={value}");
-        }
+        let show = show_command(&template.label(), problem, params, self.target, "--line-numbers");
         Wrong::Fault { error, place, show }
     }
+}
+
+/// The command that prints what a template renders to.
+pub fn show_command(label: &str, problem: &Problem, params: &Params, target: &Target, flags: &str) -> String {
+    let arch = target.arch.split(':').next().unwrap_or_default();
+    let mut show = format!("gptoss-jit kernels show {label} --arch {arch} {flags}");
+    show.truncate(show.trim_end().len());
+    show += &format!(" --precision {}", problem.precision.name());
+    for (name, value) in values(problem) {
+        show += &format!(" --with {name}={value}");
+    }
+    for (name, value) in params {
+        show += &format!(" --set {name}={value}");
+    }
+    show
 }
 
 /// Dims, constants, flags and types.

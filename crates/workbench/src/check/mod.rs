@@ -53,7 +53,7 @@ use kernel::template::{Params, Precision, Problem, Resources, Template};
 use kernel::tuning::TuningTables;
 use reference::Tensors;
 
-pub use checked::{AtLine, Checked, Cost, Go, Watch};
+pub use checked::{AtLine, Checked, Cost, Go, Watch, show_command};
 pub use compare::Difference;
 pub(crate) use compare::output;
 pub(super) use lds::LdsFill;
