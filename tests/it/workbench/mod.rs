@@ -9,6 +9,7 @@ pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;
 mod limits;
+mod mutated;
 pub mod occupancy;
 mod ordering;
 mod predict;
