@@ -317,6 +317,21 @@ fn comments_fit_a_screen() {
     assert!(long.is_empty(), "comments of more than {MAX_COLUMNS} columns:\n{}", long.join("\n"));
 }
 
+/// Proptest would write what broke a property into the repository.
+#[test]
+fn a_property_that_fails_leaves_no_file() {
+    let begins = Regex::new(r"(?m)^ *proptest! \{\n(.*)$").expect("a pattern");
+    let mut paths = Vec::new();
+    ["src", "crates", "tests"].iter().for_each(|folder| walk(&root().join(folder), &mut paths));
+    let of_file =
+        |path: &PathBuf| begins.captures_iter(&read(path)).map(|found| found[1].to_owned()).collect::<Vec<_>>();
+    let firsts: Vec<(&PathBuf, String)> =
+        paths.iter().flat_map(|path| of_file(path).into_iter().map(move |line| (path, line))).collect();
+    assert!(firsts.len() > 10, "{firsts:?}");
+    let writing: Vec<_> = firsts.iter().filter(|(_, line)| !line.contains("failure_persistence: None")).collect();
+    assert!(writing.is_empty(), "{writing:?}");
+}
+
 // ---- documents ----
 
 /// Documents whose commands are tried.

@@ -433,4 +433,15 @@ mod tests {
         assert_eq!(said("\"stream\": false, \"foo\": 1"), "`foo` not supported in files of prompts");
         assert_eq!(said("\"stream\": true, \"foo\": 1"), "`stream`, `foo` not supported in files of prompts");
     }
+
+    #[test]
+    fn a_conversation_with_calls_of_tools_is_refused_and_says_where() {
+        let said = serde_json::json!({"role": "user", "content": "hi"});
+        assert_eq!(messages(vec![said.clone()]).expect("right").len(), 1);
+        let calls = serde_json::json!({"role": "assistant", "content": "", "tool_calls": [{"id": "call_1"}]});
+        match messages(vec![said, calls]) {
+            Err(LineError::Message { index: 1, problem }) => assert!(problem.contains("calls of tools"), "{problem}"),
+            other => panic!("{other:?}"),
+        }
+    }
 }

@@ -403,6 +403,7 @@ mod tests {
     }
 
     fn lines(source: &Source) -> Vec<String> {
+        assert_eq!(source.is_empty(), (0..source.len()).next().is_none());
         (0..source.len()).map(|i| String::from_utf8(source.line(i).expect("read")).expect("text")).collect()
     }
 

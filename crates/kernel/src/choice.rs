@@ -475,4 +475,19 @@ mod tests {
         assert!(ranking.row().is_none());
         assert!(ranking.choices.iter().all(|choice| choice.params.get("causal").is_none_or(|&causal| causal == 1)));
     }
+
+    #[test]
+    fn a_row_for_a_template_that_nobody_has_is_told_and_others_are_not() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let row = |template: &str, tokens: &str| {
+            let of = format!("op = \"linear\"\ntokens = \"{tokens}\"\nuse = \"{template}\"");
+            format!("[[rows]]\n{of}\nprovenance = \"hand\"\n\n")
+        };
+        let hand = "provenance.hand = { kind = \"hand\", date = \"2026-11-22\", method = \"judgement\" }\n";
+        let text = format!("{hand}{}{}", row("linear/dot", "1-8"), row("linear/nobody", "9+"));
+        let tables = TuningTables::from_texts(&[("host", &text)]).expect("right");
+        let found = misplaced(&library, &tables, &[Target::host()]);
+        let found: Vec<_> = found.iter().map(|finding| (finding.place.as_str(), finding.text.as_str())).collect();
+        assert_eq!(found, [("host.toml:8", "there is no template `linear/nobody`")]);
+    }
 }

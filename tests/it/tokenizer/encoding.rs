@@ -134,6 +134,8 @@ fn damaged_files_are_refused_with_record_and_offset() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn no_file_panics(changes in prop::collection::vec((0usize..60, any::<u8>()), 0..4), text in any::<Vec<u8>>()) {
         let mut bytes = file(&[(0.0, b"a"), (1.0, b"<0x00>"), (2.0, b"ab"), (-1e30, b"<|end|>")]);
@@ -294,6 +296,8 @@ fn messages() -> impl Strategy<Value = Vec<Message>> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     #[test]
     fn parsing_what_was_rendered_gives_the_conversation(conversation in messages()) {
         let harmony = Harmony::new(Tokenizer::o200k_harmony()).unwrap();

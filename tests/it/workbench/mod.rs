@@ -10,6 +10,7 @@ pub mod gpu_kernels;
 pub mod isa;
 pub mod kernels;
 mod limits;
+mod mutated;
 pub mod occupancy;
 mod ordering;
 mod predict;

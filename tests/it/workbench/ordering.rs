@@ -114,7 +114,7 @@ const ALL_BLOCKS: &str = r#"{% include "lib/hip/all_blocks.hip.j2" %}
 const ARCHS: [&str; 3] = ["gfx1100", "gfx942", "sm_90"];
 
 /// The templates of this folder, then the built-in ones.
-fn library_of(folder: &Path) -> Library {
+pub(super) fn library_of(folder: &Path) -> Library {
     Library::from_layers(vec![Layer::read(folder).expect("read"), Layer::built_in()])
 }
 
@@ -129,7 +129,7 @@ fn failures_in(folder: &Path, arch: &str, seed: u64, op: &str, variant: &str) ->
 }
 
 /// What is wrong with these templates, and the number of launches.
-fn checked(library: &Library, arch: &str, seed: u64, how: &Selection) -> (Vec<String>, usize) {
+pub(super) fn checked(library: &Library, arch: &str, seed: u64, how: &Selection) -> (Vec<String>, usize) {
     let target = Target::gpu(arch).expect("known").simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
     let store = Store::new(Cache::open(shared_cache(), CacheLimits::default()), compilers);
@@ -300,7 +300,7 @@ fn templates_with_atomics_are_right_in_other_orders() {
 }
 
 /// The files below `templates`, by name, that GPUs' kernels are made of.
-fn texts(folder: &Path, below: &str, found: &mut BTreeMap<String, String>) {
+pub(super) fn texts(folder: &Path, below: &str, found: &mut BTreeMap<String, String>) {
     for entry in fs::read_dir(folder).expect("listed").flatten() {
         let name = format!("{below}{}", entry.file_name().to_string_lossy());
         if entry.path().is_dir() {
@@ -312,13 +312,13 @@ fn texts(folder: &Path, below: &str, found: &mut BTreeMap<String, String>) {
 }
 
 /// Whether a file is another one or includes it.
-fn includes(texts: &BTreeMap<String, String>, file: &str, other: &str) -> bool {
+pub(super) fn includes(texts: &BTreeMap<String, String>, file: &str, other: &str) -> bool {
     let directly = |name: &&String| texts[file].contains(&format!("{{% include \"{name}\" %}}"));
     file == other || texts.keys().filter(directly).any(|name| includes(texts, name, other))
 }
 
 /// The text without the lines that only NVIDIA's compiler reads.
-fn without_hidden(text: &str) -> String {
+pub(super) fn without_hidden(text: &str) -> String {
     let (mut open, mut kept) = (Vec::new(), Vec::new());
     for line in text.lines() {
         let word = line.trim_start();
@@ -357,7 +357,7 @@ fn what_in_templates_can_be_spared() {
                 continue;
             }
             n_mutants += 1;
-            let (seen, n_cases) = seen(&all, name, text, &mutant);
+            let (seen, n_cases) = seen(&all, name, &with_words(text), &mutant);
             let outcome = match &seen {
                 Some(failure) => format!("seen: {name} {what}: {}", failure.lines().next().unwrap_or_default()),
                 None if n_cases == 0 => format!("spared: {name} {what}: in no kernel that is run"),
@@ -375,10 +375,11 @@ fn what_in_templates_can_be_spared() {
     ));
 }
 
-/// What is wrong where a file of the library is `mutant`, and in how many cases nothing was. Only what is another text
-/// so is compiled, up to the first that is wrong. That templates are right as they are is for other tests to say.
-fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) -> (Option<String>, usize) {
-    let [folder, whole] = [mutant, &with_words(text)].map(|text| {
+/// What is wrong where a file of the library is `mutant` and not `text`, and in how many cases nothing was. Only what
+/// is another text so is compiled, up to the first that is wrong. That templates are right as they are is for other
+/// tests to say.
+pub(super) fn seen(all: &BTreeMap<String, String>, name: &str, text: &str, mutant: &str) -> (Option<String>, usize) {
+    let [folder, whole] = [mutant, text].map(|text| {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let _ = file(folder.path(), name, text.as_bytes());
         folder

@@ -405,6 +405,10 @@ mod tests {
             records.append(1, 0, answer(&ids)).expect("kept");
         }
         assert_eq!((records.n_done(), ids(&records)), (1, vec![None, Some(vec![2]), None]));
+        assert!(
+            !records.is_empty()
+                && Records::open(&folder.path().join("none"), header(5), 0, false).expect("none").is_empty()
+        );
         drop(records);
         let mut records = Records::open(&path, header(5), 3, false).expect("there");
         assert_eq!((records.n_done(), ids(&records)), (1, vec![None, Some(vec![2]), None]));

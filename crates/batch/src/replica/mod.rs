@@ -91,3 +91,19 @@ impl Sum for Did {
         all.reduce(sum).unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_replicas_did_adds_up_and_joules_only_where_each_says_them() {
+        let did =
+            |steps, drafted_tokens, accepted_tokens, joules| Did { steps, drafted_tokens, accepted_tokens, joules };
+        let both = [did(3, 50, 7, Some(1.5)), did(40, 600, 90, Some(20.0))];
+        assert_eq!(both.into_iter().sum::<Did>(), did(43, 650, 97, Some(21.5)));
+        let silent = [both[0], did(1, 1, 1, None)];
+        assert_eq!(silent.into_iter().sum::<Did>(), did(4, 51, 8, None));
+        assert_eq!(std::iter::empty::<Did>().sum::<Did>(), Did::default());
+    }
+}

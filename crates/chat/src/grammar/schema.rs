@@ -232,4 +232,19 @@ mod tests {
         let compile = |schema: &Value| schema.to_string().contains("wrong").then(|| "no".to_owned());
         assert_eq!(blame(&schema, &compile).as_deref(), Some("`properties.a.items`: no"));
     }
+
+    #[test]
+    fn names_that_are_bounded_otherwise_are_refused() {
+        for names in [
+            json!({"minLength": 2}),
+            json!({"enum": ["a"], "type": "integer"}),
+            json!({"pattern": "a", "maxLength": 3}),
+        ] {
+            let why = adapted(&json!({"propertyNames": names})).expect_err("cannot be enforced");
+            assert!(why.starts_with("`propertyNames`: it cannot be enforced"), "{names}: {why}");
+        }
+        let alone = adapted(&json!({"propertyNames": {"const": "a"}, "additionalProperties": {"type": "number"}}));
+        let listed = json!({"additionalProperties": false, "properties": {"a": {"type": "number"}}});
+        assert_eq!(alone, Ok(listed));
+    }
 }

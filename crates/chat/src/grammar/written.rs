@@ -142,3 +142,21 @@ pub(crate) fn inline(schema: &Value) -> String {
     }
     format!("%json {schema}")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_expression_is_closed_by_its_own_slash_alone() {
+        let written = |regex: &str| text_of_its_own(&TextInput::Regex(regex.into()));
+        assert_eq!(written("a/b").as_deref(), Some(r"start: /a\/b/"));
+        assert_eq!(written(r"a\/b").as_deref(), Some(r"start: /a\/b/"), "it is escaped");
+        assert_eq!(written(r"a\\/b").as_deref(), Some(r"start: /a\\\/b/"), "the backslash is what was escaped");
+        assert_eq!(written("a\nb\\\nc").as_deref(), Some(r"start: /a\nb\nc/"));
+        assert_eq!(written("").as_deref(), Some("start: //"));
+        assert_eq!(text_of_its_own(&TextInput::Any), None);
+        let alone = text_alone(&TextInput::Lark("start: \"a\"".into()), 7);
+        assert!(alone.ends_with("start: %lark {\nstart: \"a\"\n} <[7]>"), "{alone}");
+    }
+}

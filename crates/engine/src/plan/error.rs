@@ -74,3 +74,15 @@ impl Hint for PlanError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_without_memory_is_told_from_other_failures() {
+        let full = GpuError::OutOfMemory { device: "a GPU".into(), len_bytes: 1, free_bytes: None };
+        assert!(PlanError::Device { label: "a copy".into(), source: full }.is_out_of_memory());
+        assert!(!PlanError::NoThread.is_out_of_memory());
+    }
+}

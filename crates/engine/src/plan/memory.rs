@@ -267,4 +267,12 @@ mod tests {
         assert!(plan(9_999_999_999).check().unwrap_err().hint().unwrap().contains("--device cpu"));
         MemoryPlan { memory: None, ..plan(0) }.check().unwrap();
     }
+
+    #[test]
+    fn experts_are_read_again_where_main_memory_is_smaller_than_they_are() {
+        let memory = |free_bytes| Some(DeviceMemory { free_bytes, total_bytes: 64_000 });
+        let plan = HostPlan { weights: 30_000, activations: 500, ..HostPlan::default() };
+        let is_read_again = |memory| HostPlan { memory, ..plan.clone() }.is_read_again();
+        assert_eq!([memory(30_499), memory(30_500), None].map(is_read_again), [true, false, false]);
+    }
 }

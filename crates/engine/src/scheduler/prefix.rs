@@ -255,4 +255,22 @@ mod tests {
             assert_eq!([keep(past), keep(past - 1)], [false, true], "the first block that is seen is block {first}");
         }
     }
+
+    #[test]
+    fn a_snapshot_that_is_taken_in_lies_behind_the_slots_and_holds_what_is_seen() {
+        let layout = windowed_layout([3, 64, 1024, 48], 128, 2);
+        let mut snapshots = Snapshots::new(&layout);
+        let Ring { group, table_blocks, snapshot_blocks, .. } = snapshots.rings[0];
+        let first = layout.n_slots * table_blocks;
+        assert!(snapshot_blocks > 1);
+        let name = |id, index| PrefixBlock { key: PrefixKey::root(id), before: PrefixKey::root(0), index };
+        let range = |first, n_blocks| Some(vec![BlockRange { group, first, n_blocks }]);
+        assert!(snapshots.has_room());
+        assert_eq!(snapshots.adopt(&name(1, 0)), range(first, 1), "of one block no more than that");
+        assert_eq!(snapshots.adopt(&name(1, 0)), None, "it is there");
+        let second = range(first + snapshot_blocks, snapshot_blocks);
+        assert_eq!(snapshots.adopt(&name(2, 9)), second);
+        assert_eq!((snapshots.place(&name(2, 9)), snapshots.place(&name(3, 9))), (second, None));
+        assert_eq!((snapshots.adopt(&name(3, 1)), snapshots.has_room()), (None, false));
+    }
 }

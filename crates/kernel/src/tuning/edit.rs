@@ -451,4 +451,27 @@ provenance = \"hand\"
         assert_eq!(fs::read_to_string(&path).expect("read"), "second");
         assert_eq!(fs::read_dir(path.parent().expect("a folder")).expect("listed").count(), 1);
     }
+
+    #[test]
+    fn the_comment_of_a_row_that_is_gone_stands_before_the_next_one() {
+        let merged = merged("t", TABLE, &[new_row("1-8", "linear/new")], &provenance()).expect("right");
+        let at = |text: &str| merged.find(text).unwrap_or_else(|| panic!("{text}: {merged}"));
+        let between = &merged[at("# Products first.")..at("\"9+\"")];
+        assert_eq!(between.matches("[[rows]]").count(), 1, "{merged}");
+        assert!(at("# judgement") < at("# Products first."), "{merged}");
+    }
+
+    #[test]
+    fn a_text_that_is_no_toml_is_told_with_its_line() {
+        let new = [new_row("1+", "linear/new")];
+        match merged("t", "[target]\nwave_size = 32\nlds_bytes = = 2\n", &new, &provenance()) {
+            Err(TuningError::Toml { file, line, .. }) => assert_eq!((file.as_str(), line), ("t", 3)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_empty_line_is_kept_and_more_are_one() {
+        assert_eq!(tidy("a\n\nb\n\n\n\nc\n\n\n"), "a\n\nb\n\nc\n");
+    }
 }

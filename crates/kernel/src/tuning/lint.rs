@@ -346,4 +346,30 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn a_time_counts_against_another_one_of_the_same_device_problem_and_rows() {
+        let row = |provenance: &str, time: &str, timed_at: u32, where_: &str| {
+            format!(
+                "[[rows]]\nop = \"linear\"\nuse = \"linear/dot\"\nwhere = {{ {where_} }}\nprovenance = \"{provenance}\"\n\
+                 time_us = {time}\ntimed_at = {timed_at}\n"
+            )
+        };
+        let measured = |device: &str| {
+            format!("{{ kind = \"measured\", date = \"2026-11-22\", method = \"tune\", device = \"{device}\" }}")
+        };
+        let provenance = format!("[provenance]\na = {}\nb = {}\n", measured("a GPU"), measured("another"));
+        let is_faster = |behind: &str, row: &str| {
+            let [first, second] = [row, behind].map(|row| format!("{provenance}{row}"));
+            let tables = TuningTables::from_texts(&[("gfx1100", &first), ("gfx11", &second)]).expect("right");
+            let rows: Vec<_> = tables.rows_for(&Target::gpu("gfx1100").expect("known")).collect();
+            tables.is_faster(rows[1], rows[0]).is_some()
+        };
+        let slow = row("a", "9.0", 8, "");
+        assert!(is_faster(&row("a", "5.0", 8, ""), &slow));
+        assert!(!is_faster(&row("a", "9.0", 8, ""), &slow), "it took as long");
+        assert!(!is_faster(&row("b", "5.0", 8, ""), &slow), "another device");
+        assert!(!is_faster(&row("a", "5.0", 16, ""), &slow), "another number of rows");
+        assert!(!is_faster(&row("a", "5.0", 8, ""), &row("a", "9.0", 8, "weight = \"bf16\"")), "another problem");
+    }
 }

@@ -143,3 +143,20 @@ fn wrong_rows_are_refused_with_their_line() {
         assert!(error.starts_with(why), "{error}");
     }
 }
+
+#[test]
+fn a_table_takes_the_place_of_that_of_its_name_and_folder_alone() {
+    let built_in = tables(&[("gfx1100", row("1+", "", 1)), ("gfx942", row("1+", "", 2))]).expect("right");
+    let folder = std::path::Path::new("/nowhere");
+    let with = |tables: &TuningTables, name: &str, tile: u32| {
+        let search = [folder.to_owned()];
+        let text = format!("{HAND}{}", row("1+", "", tile));
+        tables.with_table(&search[..usize::from(tile > 3)], folder, name, &text).expect("right")
+    };
+    let tiles = |tables: &TuningTables| ["gfx1100", "gfx942"].map(|arch| tile(tables, 64, 1, arch));
+    let first = with(&built_in, "gfx1100", 3);
+    assert_eq!((tiles(&built_in), tiles(&first)), ([Some(1), Some(2)], [Some(3), Some(2)]));
+    let second = with(&first, "gfx942", 4);
+    assert_eq!(tiles(&second), [Some(3), Some(4)], "the other table of the folder stays");
+    assert_eq!(tiles(&with(&second, "gfx1100", 5)), [Some(5), Some(4)]);
+}

@@ -138,6 +138,8 @@ mod tests {
         let scales = F8Scales { values: (1..=6_u8).map(f32::from).collect(), rows: BLOCK, per_row: 2, row_len: 130 };
         let of = |row: usize| scales.of_row(row).collect::<Vec<f32>>();
         assert_eq!([of(0), of(127), of(128), of(300)], [[1.0, 2.0], [1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]);
+        let whole = F8Scales { values: [7.0, 8.0].into(), rows: 1, per_row: 1, row_len: 300 };
+        assert_eq!(whole.of_row(1).collect::<Vec<_>>(), [8.0; 3], "one for all of a row");
         let mut numbers = Vec::new();
         scales.each(129, &[0x38; 130], |number| numbers.push(number));
         assert_eq!((numbers[0], numbers[127], numbers[128], numbers.len()), (3.0, 3.0, 4.0, 130));

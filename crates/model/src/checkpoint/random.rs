@@ -201,6 +201,7 @@ mod tests {
         {
             let checkpoint = Checkpoint::random(small(), encoding, 1).unwrap();
             assert_eq!(checkpoint.tensors.len(), n_tensors);
+            assert!(checkpoint.tensors.values().all(|tensor| !tensor.is_empty()));
             let own: Vec<u64> = checkpoint.tensors.keys().map(|name| numbers_of(&checkpoint, name).stream).collect();
             streams.extend(own.iter().copied());
         }

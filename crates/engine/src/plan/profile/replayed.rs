@@ -200,3 +200,14 @@ fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times[times.len() / 2]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_the_middle_one_whatever_the_order() {
+        let of = |times: &[u64]| median(times.iter().map(|&ms| Duration::from_millis(ms)).collect()).as_millis();
+        assert_eq!([of(&[9, 1, 5]), of(&[7]), of(&[8, 2, 4, 6]), of(&[1, 1, 1, 9, 9])], [5, 7, 6, 1]);
+    }
+}

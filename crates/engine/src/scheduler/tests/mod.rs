@@ -346,3 +346,20 @@ fn who_is_in_the_background_keeps_nobody_from_drafts_and_prompts_from_no_rows() 
     }
     assert_eq!(most, [1, 1, 5], "one sequence is as many as may draft");
 }
+
+#[test]
+fn parts_of_prefixes_are_taken_in_while_there_is_room_and_found_where_they_were_put() {
+    let mut scheduler = Scheduler::new(&windowed_layout([1, 64, 1024, 16], 128, 2), options(64));
+    let name = |id, index| PrefixBlock { key: PrefixKey::root(id), before: PrefixKey::root(0), index };
+    let (one, two) = (name(1, 0), name(2, 1));
+    assert_eq!(scheduler.room(), (16, true));
+    for part in [PrefixPart::Block, PrefixPart::Windows] {
+        let place = scheduler.adopt(&one, part);
+        assert!(place.as_ref().is_some_and(|ranges| !ranges.is_empty()), "{place:?}");
+        assert_eq!(scheduler.part(&one, part), place);
+        assert_eq!((scheduler.adopt(&one, part), scheduler.part(&two, part)), (None, None));
+    }
+    assert_eq!(scheduler.room(), (15, true));
+    assert!(scheduler.adopt(&two, PrefixPart::Windows).is_some());
+    assert_eq!(scheduler.room(), (15, false));
+}

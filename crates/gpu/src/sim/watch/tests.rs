@@ -149,3 +149,18 @@ fn an_atomic_races_with_plain_readers_of_all_blocks_and_not_the_last_alone() {
         assert_eq!(seen, known != [true, true], "{known:?}");
     }
 }
+
+#[test]
+fn who_wrote_an_address_is_told_to_its_block() {
+    const BEGIN: usize = 0x1000;
+    let cell = cells(3);
+    let range = Range::global(BEGIN, BEGIN + 12, cell.as_ptr(), 2, false);
+    let stamp = Stamp::new(5, 1, 3);
+    cell[1].write.store(stamp.0, Ordering::Relaxed);
+    for offset in 0..12 {
+        let expected = (offset / 4 == 1).then_some(stamp.0);
+        assert_eq!(writer(&range, BEGIN + offset, 5).map(|stamp| stamp.0), expected, "{offset}");
+        assert!(writer(&range, BEGIN + offset, 6).is_none(), "of another block");
+    }
+    assert!(writer(&range, BEGIN - 1, 5).is_none());
+}

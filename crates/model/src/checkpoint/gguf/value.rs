@@ -222,3 +222,41 @@ impl<'a> Cursor<'a> {
         Ok(str::from_utf8(&bytes).expect("just checked").to_owned())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_every_type_are_what_their_bytes_say() {
+        let read = |kind: u32, bytes: &[u8]| {
+            let file = Bytes::from([&kind.to_le_bytes(), bytes].concat());
+            Value::read(&mut Cursor::new(&file), "key").expect("a value")
+        };
+        let unsigned = |kind, bytes: &[u8]| read(kind, bytes) == Value::Unsigned(200);
+        assert!(unsigned(UINT8, &[200]) && unsigned(UINT16, &[200, 0]) && unsigned(UINT32, &[200, 0, 0, 0]));
+        assert!(unsigned(UINT64, &200_u64.to_le_bytes()));
+        let signed = |kind, bytes: &[u8]| read(kind, bytes) == Value::Signed(-3);
+        assert!(
+            signed(INT8, &[253]) && signed(INT16, &(-3_i16).to_le_bytes()) && signed(INT32, &(-3_i32).to_le_bytes())
+        );
+        assert!(signed(INT64, &(-3_i64).to_le_bytes()));
+        assert_eq!(read(FLOAT32, &1.5_f32.to_le_bytes()), Value::Float(1.5));
+        assert_eq!(read(FLOAT64, &0.1_f64.to_le_bytes()), Value::Float(0.1));
+        assert_eq!((read(BOOL, &[1]), read(BOOL, &[0])), (Value::Bool(true), Value::Bool(false)));
+    }
+
+    #[test]
+    fn an_array_is_empty_where_it_has_no_element() {
+        let read = |values: &[u16]| {
+            let head = [ARRAY.to_le_bytes(), UINT16.to_le_bytes()].concat();
+            let elements: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            let file = Bytes::from([head, (values.len() as u64).to_le_bytes().to_vec(), elements].concat());
+            match Value::read(&mut Cursor::new(&file), "key").expect("a value") {
+                Value::Array(array) => (array.len(), array.is_empty()),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!([read(&[]), read(&[7]), read(&[7, 8])], [(0, true), (1, false), (2, false)]);
+    }
+}
