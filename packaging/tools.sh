@@ -34,8 +34,8 @@ need_program() {
     need_tools
     say "building gptoss-jit $version for $target, glibc $glibc"
     # Together: what both need is compiled once.
-    (cd "$root" && cargo zigbuild --release --locked --target "$target.$glibc" -p gptoss-jit -p gptoss-jit-python)
+    (cd "$root" && cargo zigbuild --profile dist --locked --target "$target.$glibc" -p gptoss-jit -p gptoss-jit-python)
     built=$work/built
     mkdir -p "$built"
-    (cd "${CARGO_TARGET_DIR:-$root/target}/$target/release" && cp gptoss-jit libgptoss_jit_python.so "$built/")
+    (cd "${CARGO_TARGET_DIR:-$root/target}/$target/dist" && cp gptoss-jit libgptoss_jit_python.so "$built/")
 }
