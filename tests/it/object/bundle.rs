@@ -166,7 +166,7 @@ fn a_bundle_that_was_changed_is_not_used() {
     assert!(refused.contains("its index does not match its SHA-256"), "{refused}");
     fs::write(&path, &whole[..whole.len() / 2]).expect("written");
     let refused = bare.run(&["bundle", "verify", &argument(&path)]).fails_with_hint(1);
-    assert!(refused.contains("it is no bundle"), "{refused}");
+    assert!(refused.contains("it is not a bundle"), "{refused}");
     // The others are looked at all the same.
     fs::copy(bundle(), bare.bundles().join("whole.tar.zst")).expect("copied");
     let ran = bare.run(&["bundle", "verify", &argument(&bare.bundles()), "--json"]);

@@ -472,7 +472,6 @@ mod tests {
         records.append(2, 1, answer(&[1])).expect("kept");
         assert!(matches!(Records::open(&path, header(5), 3, false), Err(RecordsError::Busy { .. })));
         drop(records);
-
         let mut other = header(5);
         other.settings.insert("precision".into(), "bf16".into());
         let error = Records::open(&path, other.clone(), 3, false).expect_err("another precision");

@@ -154,8 +154,8 @@ pub(crate) fn output(
     })
 }
 
-/// How far an element may be from the reference: anywhere where its scale is infinite; nowhere for whole numbers; what a
-/// kernel stores narrower than f32 may be rounded on top of the contract's tolerance.
+/// How far an element may be from the reference: anywhere where its scale is infinite; nowhere for whole numbers; what
+/// a kernel stores narrower than f32 may be rounded on top of the contract's tolerance.
 fn allowed(dtype: Dtype, want: &Output, i: usize, tolerance: Tolerance) -> f64 {
     match dtype {
         _ if want.scale[i] == f64::INFINITY => f64::INFINITY,

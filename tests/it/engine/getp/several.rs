@@ -38,7 +38,7 @@ fn shards_merged_are_the_whole() {
 
     let stderr = job.with("merge", &out, &[], &[]).fails_with_hint(1);
     assert!(stderr.contains("8 of 23 prompts have no answer, the first is prompt 2 ("), "{stderr}");
-    assert!(stderr.contains("hint: the run with `--shard 1/3` goes on"), "{stderr}");
+    assert!(stderr.contains("hint: the run with `--shard 1/3` continues"), "{stderr}");
     assert!(of(0).exists() && !fs::exists(&out).expect("a folder"), "nothing is lost, nothing is half there");
     // A flag overrules the launcher.
     job.with("run", &out, &["--shard", "1/3"], &task).ok();

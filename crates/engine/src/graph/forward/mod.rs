@@ -106,9 +106,9 @@ impl Hint for ForwardError {
 /// `v_cache.<l>`, and of a cache with scales `k_scale.<l>`, `v_scale.<l>`. It leaves `logits` and `sampled`. For the
 /// rows that ask for more there are those that `forward/sampling.rs` names. Where several devices compute the model:
 /// `step` (how often they met), `arrived` (of each of them a u32 for each of them and of their sums), `sums` and
-/// `summed` (shares of a sum, as `templates/all_reduce/op.toml` has them), and for `<sum>` attn and mlp `parts.<sum>` (a
-/// part of max_rows for each of them) and `part.<sum>`, which is this one's, so too `logits` and `candidate` where they
-/// share the vocabulary; all but the first have `zeros` (a part), where something is added to a sum.
+/// `summed` (shares of a sum, as `templates/all_reduce/op.toml` has them), and for `<sum>` attn and mlp `parts.<sum>`
+/// (a part of max_rows for each of them) and `part.<sum>`, which is this one's, so too `logits` and `candidate` where
+/// they share the vocabulary; all but the first have `zeros` (a part), where something is added to a sum.
 ///
 /// # Errors
 /// A statement of the family's file that does not fit its op.
