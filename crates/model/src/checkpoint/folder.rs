@@ -336,7 +336,7 @@ mod tests {
         assert_eq!(index.into_iter().collect::<Vec<_>>(), [("a".into(), "1".into()), ("b".into(), "2".into())]);
         for (text, message) in [
             (r#"{"weight_map": {"a": "1", "a": "1"}}"#, "the index has two entries `a`"),
-            (r#"{"weight_map": {"a": "../1"}}"#, "the index says that `a` lies in `../1`"),
+            (r#"{"weight_map": {"a": "../1"}}"#, "the index says that `a` is in `../1`"),
             (r#"{"weight_map": {"a": 1}}"#, "could not read the index"),
             (r#"{"weight_map": ["a"]}"#, "could not read the index"),
             (r"{}", "could not read the index"),

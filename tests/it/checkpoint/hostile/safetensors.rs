@@ -108,11 +108,8 @@ fn indices_that_lie_are_refused() {
     let sinks = "\"model.layers.0.self_attn.sinks\": \"";
     let moved = if whole.contains(&format!("{sinks}{first}")) { (first, second) } else { (second, first) };
     let cases = [
-        (
-            whole.replacen(first, "../model.safetensors", 1),
-            "lies in `../model.safetensors`, expected the name of a file",
-        ),
-        (whole.replacen(first, "/etc/passwd", 1), "lies in `/etc/passwd`, expected the name of a file beside it"),
+        (whole.replacen(first, "../model.safetensors", 1), "is in `../model.safetensors`, expected the name of a file"),
+        (whole.replacen(first, "/etc/passwd", 1), "is in `/etc/passwd`, expected the name of a file beside it"),
         (whole.replacen(first, "..\\\\x", 1), "expected the name of a file beside it"),
         (whole.replacen(first, "a\\u0000b", 1), "expected the name of a file beside it"),
         (whole.replacen(first, "elsewhere.safetensors", 1), "could not read its file"),

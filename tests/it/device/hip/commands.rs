@@ -152,7 +152,7 @@ fn doctor_says_what_is_wrong_with_the_runtime_and_what_to_do() {
     for (orders, state, detail, hint) in [
         ("arch =", "missing", "it finds no device", "/dev/kfd"),
         ("fail = hipInit:303", "failed", "`hipInit` failed: hipErrorSharedObjectInitFailed (303)", ""),
-        ("wave_size = 7", "failed", "the wave size is 7", "GPTOSS_JIT_HIP"),
+        ("wave_size = 7", "failed", "an impossible wave size: 7", "GPTOSS_JIT_HIP"),
     ] {
         let room = Room::new(orders);
         let report = room.json(&["doctor", "--json"]);
