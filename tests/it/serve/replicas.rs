@@ -215,7 +215,7 @@ fn a_request_at_which_replicas_end_is_run_three_times_and_no_more() {
     let reply = post(server.address, PATH, &json!({"prompt": "Once upon"}));
     assert_eq!(reply.fails(503).0, "engine_failed");
     let message = reply.json()["error"]["message"].to_string();
-    assert!(message.contains("3 replicas ended while they had it") && message.contains("no number"), "{message}");
+    assert!(message.contains("3 replicas ended while they had it") && message.contains("not a number"), "{message}");
     server.wait_until_idle();
     assert_eq!(server.metric("gptoss_requests_moved_total"), 2.0);
 }
