@@ -288,7 +288,7 @@ fn broken_beside_built_in(files: &[(&str, &str)]) -> Vec<String> {
 
 #[test]
 fn built_in_templates_that_depend_on_an_own_file_are_checked_with_it() {
-    let own = "{#\nop = \"rmsnorm\"\nsummary = \"x\"\n[launch]\ngrid = [\"n_tokens\"]\n#}\nNAME\n";
+    let own = "{#\nop = \"rmsnorm\"\nsummary = \"x\"\n[launch]\ngrid = [\"n_tokens\"]\n#}\n{{ signature }} {}\nNAME\n";
     assert!(broken_beside_built_in(&[("rmsnorm/own.c.j2", &own.replace("NAME", ""))]).is_empty());
     let wrong = own.replace("NAME", "{{ nobody_s }}");
     assert_eq!(broken_beside_built_in(&[("rmsnorm/own.c.j2", &wrong)]), ["rmsnorm/own.c.j2"]);
