@@ -177,9 +177,9 @@ mod tests {
         };
         check(&facts).unwrap();
         for (wrong, said) in [
-            (DeviceFacts { arch: "sm_00".into(), ..facts.clone() }, "compute capability is 0.0"),
-            (DeviceFacts { wave_size: 64, ..facts.clone() }, "warp size is 64"),
-            (DeviceFacts { compute_units: 0, ..facts.clone() }, "multiprocessors is 0"),
+            (DeviceFacts { arch: "sm_00".into(), ..facts.clone() }, "impossible compute capability: 0.0"),
+            (DeviceFacts { wave_size: 64, ..facts.clone() }, "impossible warp size: 64"),
+            (DeviceFacts { compute_units: 0, ..facts.clone() }, "multiprocessors: 0"),
         ] {
             let error = check(&wrong).unwrap_err().to_string();
             assert!(error.starts_with("cuda:1: ") && error.contains(said), "{error}");

@@ -303,10 +303,10 @@ mod tests {
     fn a_device_that_makes_no_sense_is_refused() {
         check(&facts()).unwrap();
         for (wrong, said) in [
-            (DeviceFacts { arch: "AMD Radeon".into(), ..facts() }, "arch is `AMD Radeon`"),
-            (DeviceFacts { arch: String::new(), ..facts() }, "arch is ``"),
-            (DeviceFacts { wave_size: 0, ..facts() }, "wave size is 0"),
-            (DeviceFacts { compute_units: 0, ..facts() }, "compute units is 0"),
+            (DeviceFacts { arch: "AMD Radeon".into(), ..facts() }, "impossible arch: `AMD Radeon`"),
+            (DeviceFacts { arch: String::new(), ..facts() }, "impossible arch: ``"),
+            (DeviceFacts { wave_size: 0, ..facts() }, "impossible wave size: 0"),
+            (DeviceFacts { compute_units: 0, ..facts() }, "compute units: 0"),
         ] {
             let error = check(&wrong).unwrap_err().to_string();
             assert!(error.starts_with("hip:1: ") && error.contains(said), "{error}");

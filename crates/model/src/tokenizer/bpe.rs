@@ -491,6 +491,6 @@ mod tests {
         refused(|s| s.tokens[256].0 = "日".into(), "the token 256, `日`, has the character '日'");
         refused(|s| s.tokens.retain(|(_, id)| *id != 0x21), "no token stands for the byte 0x21 alone");
         refused(|s| s.merges.clear(), "3 tokens have several bytes, and there are no merges");
-        refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, is not of two tokens");
+        refused(|s| s.merges.push(("x".into(), "y".into())), "merge 3, `x` and `y`, does not join two tokens");
     }
 }

@@ -240,7 +240,7 @@ mod tests {
             let said = told(index, got);
             assert!(said.contains("(never written: the value from before the launch)"), "{said}");
         }
-        assert!(told([1, 1], f64::NAN).contains("(computed: "));
+        assert!(told([1, 1], f64::NAN).contains("(computed, as from"));
         assert!(!told([1, 1], 5.0).contains('('));
     }
 

@@ -256,8 +256,8 @@ fn what_does_not_fit_is_told_with_its_reason() {
 fn a_head_that_is_typed_by_hand_is_told_with_its_line() {
     let text = fs::read_to_string(fixtures().join("linear/dot.c.j2")).expect("a fixture");
     let line = 1 + text.lines().position(|line| line.contains("{{ signature }}")).expect("it has one");
-    let expected = "the head of the kernel: expected `{{ signature }}`, which writes it from the contract, found";
-    for (head, found) in [("static void kernel(const f32* x)", "one that is typed by hand"), ("", "none")] {
+    let expected = "the head of the kernel: expected `{{ signature }}`, which generates it from the contract, found";
+    for (head, found) in [("static void kernel(const f32* x)", "a handwritten one"), ("", "none")] {
         let told = edited("linear/dot.c.j2", "{{ signature }}", head);
         let line = if head.is_empty() { told.split(':').nth(1).expect("a line") } else { &line.to_string() };
         assert_eq!(told.lines().next(), Some(&*format!("linear/dot.c.j2:{line}: {expected} {found}")));
