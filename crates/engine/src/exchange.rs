@@ -40,7 +40,7 @@ pub struct ExchangeSizes {
 /// Copies whose times are taken.
 const COPIES: usize = 5;
 
-/// In how many slices a kernel may sum its share: `n_slices` of `templates/all_reduce/two_shot.hip.j2` at most.
+/// Most slices of a share: the largest `n_slices` of `templates/all_reduce/two_shot.hip.j2`.
 const MAX_SLICES: usize = 512;
 
 /// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.

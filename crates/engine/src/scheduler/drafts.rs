@@ -26,7 +26,7 @@ pub struct DraftOptions {
 }
 
 impl DraftOptions {
-    /// Few drafts that are wrong, since each takes a part of a step of its own on every device.
+    /// So cautious that few drafts are wrong: a wrong one costs time on every device.
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
 
     /// [`Self::USUAL`] where drafts gain and cost nothing: on cores, and on a GPU in bf16. One H100, gpt-oss-20b: a

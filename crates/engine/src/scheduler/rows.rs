@@ -46,9 +46,11 @@ impl Scheduler {
         let n_running = self.slots.iter().flatten().count();
         let n_background = self.slots.iter().flatten().filter(|sequence| sequence.is_background()).count();
         let left_in_step = (self.options.max_rows - self.slots.len()) / 2;
-        // Those in the background keep nobody from drafts.
-        let may_draft =
-            |of: &Sequence| n_running - if of.is_background() { 0 } else { n_background } <= options.max_sequences;
+        // Background sequences do not keep others from drafting.
+        let may_draft = |of: &Sequence| {
+            let n_counted = if of.is_background() { n_running } else { n_running - n_background };
+            n_counted <= options.max_sequences
+        };
         let Some(sequence) = self.slots[slot].as_mut().filter(|of| may_draft(of)) else { return Vec::new() };
         sequence.drafts.follow(&sequence.tokens, sequence.n_prompt);
         let most = options.max_rows.min(left_in_step.saturating_sub(step.n_drafts())).min(sequence.n_draftable());
@@ -76,7 +78,7 @@ impl Scheduler {
             Some(Share { slot, request: sequence.id, is_background: sequence.is_background(), n_left, n_rows: 0 })
         };
         let mut shares: Vec<Share> = self.slots.iter().enumerate().filter_map(share).collect();
-        // Who generates waits for so many rows of prompts and no more; in the background, that matters to nobody.
+        // Foreground sequences wait for at most `max_prompt_rows` rows of prompts; background ones may wait longer.
         let in_foreground = |row: &Row| self.slots[row.slot as usize].as_ref().is_some_and(|of| !of.is_background());
         let is_waited_for = step.rows.iter().any(in_foreground);
         let most = if is_waited_for { self.options.max_prompt_rows } else { usize::MAX };
