@@ -25,6 +25,13 @@ impl LoadProgress for CompileProgress<'_> {
     fn planned(&self, memory: &MemoryPlan) {
         self.bar.finish_and_clear();
         self.output.detail(&format!("memory of {}: {memory}", memory.device));
+        if memory.zero_copy > 0 && memory.missing_bytes() == 0 {
+            let table = human_bytes(memory.zero_copy as u64);
+            self.output.note(&format!(
+                "the embedding ({table}) is in main memory, where {} reads a row for each token",
+                memory.device
+            ));
+        }
         if let Some(host) = memory.host.as_ref().filter(|_| memory.missing_bytes() == 0) {
             self.output.note(&host_note(host, memory.streaming));
         }

@@ -89,8 +89,10 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     let mut dtypes: Vec<Dtype> = checkpoint.tensors.values().map(|tensor| tensor.dtype).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
-    if args.device.is_none() && (args.placement.n_cpu_moe.is_some() || args.placement.memory.is_some()) {
-        return Err(UsageError("`--n-cpu-moe` and `--memory` of `inspect` need `--device`".into()).into());
+    let PlacementArgs { n_cpu_moe, embedding, memory, .. } = &args.placement;
+    if args.device.is_none() && (n_cpu_moe.is_some() || embedding.is_some() || memory.is_some()) {
+        let text = "`--n-cpu-moe`, `--embedding` and `--memory` of `inspect` need `--device`";
+        return Err(UsageError(text.into()).into());
     }
     let report = Report {
         schema: 1,

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::device::auto;
+use engine::graph::placement::EmbeddingPlace;
 use engine::{Engine, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::store::Store;
@@ -48,6 +49,7 @@ pub fn load(model: Option<String>, n_slots: usize, n_tokens: usize) -> Result<Lo
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::AsNeeded,
     };
     let options = EngineOptions { pipeline, peers: vec![], host: None, model: options, watchdog: None };
     Ok(Loaded { engine: Engine::load(&checkpoint, options, &())?, tokenizer })

@@ -6,7 +6,7 @@ use clap::Args;
 use engine::blueprint::{self, precision_for};
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Reason, Wanted};
-use engine::graph::placement::Streaming;
+use engine::graph::placement::{EmbeddingPlace, Streaming};
 use engine::plan::error::PlanError;
 use engine::{Engine, EngineError, EngineOptions, Sizes};
 use kernel::object::store::Store;
@@ -24,6 +24,7 @@ use super::source::SourceArgs;
 use crate::compile_progress::CompileProgress;
 use crate::output::Output;
 use crate::step_timeout;
+use crate::usage::UsageError;
 
 /// On what, how exactly, and from which kernels.
 #[derive(Args, Clone, Debug)]
@@ -165,7 +166,18 @@ impl DeviceArgs {
         let peers = self.peers(device, pipeline.target())?;
         let part = checkpoint.part(self.part())?;
         let host = self.host_share(&part, &pipeline, cache.asked_bytes().unwrap_or(0))?;
-        let shares = Shares::new(&part, &pipeline, host.as_ref())?;
+        let embedding = self.placement.embedding();
+        if embedding == EmbeddingPlace::Host {
+            let why = match pipeline.target().is_gpu() {
+                false => Some("this device computes in main memory"),
+                true if part.looked_up_bytes() == 0 => Some("the model's logits are computed with it as well"),
+                true => None,
+            };
+            if let Some(why) = why {
+                return Err(UsageError(format!("`--embedding host`: {why}")).into());
+            }
+        }
+        let shares = Shares::new(&part, &pipeline, host.as_ref(), embedding)?;
         let streams = host.as_ref().is_some_and(|host| host.streaming != Streaming::Never);
         let has_host_layers = self.placement.asked_layers() > 0 || shares.yields;
         let is_chunk_asked = cache.chunk.is_some();
@@ -181,6 +193,7 @@ impl DeviceArgs {
         let room =
             Room { checkpoint: &part, target: pipeline.target(), cache, precision, kv_budget_bytes, spare_bytes };
         let mut model = cache.model_options(precision, sizes(&room), kv_budget_bytes);
+        model.embedding = embedding;
         if let Some(said) =
             desktop::spare(&mut model, &part, &pipeline, self.placement.memory.is_some(), is_chunk_asked)?
         {

@@ -4,6 +4,7 @@ use clap::Args;
 use engine::Sizes;
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::{BLOCK_TOKENS, KvDtypes, KvLayout, KvRequest};
+use engine::graph::placement::EmbeddingPlace;
 use engine::scheduler::DraftOptions;
 use format::Dtype;
 use hint::Hint;
@@ -202,6 +203,7 @@ impl KvArgs {
                 ..PrefixCache::new(self.snapshots.unwrap_or(0) as usize)
             },
             drafts: (self.speculate == Some(Speculate::On)).then_some(DraftOptions::USUAL),
+            embedding: EmbeddingPlace::Device,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use engine::HostShare;
 use engine::device::Device;
-use engine::graph::placement::{HostLayers, Streaming};
+use engine::graph::placement::{EmbeddingPlace, HostLayers, Streaming};
 use engine::plan::memory::weight_bytes;
 use gpu::{Driver, PREFETCHES};
 use kernel::object::cache::parse_size;
@@ -32,6 +32,11 @@ pub(crate) struct PlacementArgs {
     /// tokens, takes GPU memory for two layers. auto: as measured when the model is loaded [default: auto]
     #[arg(long, value_name = "ROWS|auto|off", value_parser = streaming)]
     pub(crate) stream_experts: Option<Streaming>,
+
+    /// Where the embedding table is. host: in main memory, where the GPU reads a row for each token; auto: there if the
+    /// rest would not fit the GPU otherwise, before any experts go [default: auto]
+    #[arg(long, value_name = "device|host|auto", value_parser = embedding)]
+    pub(crate) embedding: Option<EmbeddingPlace>,
 
     /// Most memory to use on the device, such as 12GB or 12GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -73,6 +78,15 @@ fn streaming(text: &str) -> Result<Streaming, String> {
     }
 }
 
+fn embedding(text: &str) -> Result<EmbeddingPlace, String> {
+    match text {
+        "device" => Ok(EmbeddingPlace::Device),
+        "host" => Ok(EmbeddingPlace::Host),
+        "auto" => Ok(EmbeddingPlace::AsNeeded),
+        _ => Err("expected `device`, `host` or `auto`".into()),
+    }
+}
+
 fn size(text: &str) -> Result<usize, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     usize::try_from(bytes).ok().filter(|bytes| *bytes > 0).ok_or_else(|| "expected some bytes".into())
@@ -94,6 +108,11 @@ impl PlacementArgs {
         self.stream_experts.unwrap_or(Streaming::Measured)
     }
 
+    /// Where the table is that tokens are looked up in.
+    pub(super) fn embedding(&self) -> EmbeddingPlace {
+        self.embedding.unwrap_or(EmbeddingPlace::AsNeeded)
+    }
+
     /// Layers that a flag has the processor compute.
     pub(crate) fn asked_layers(&self) -> usize {
         match self.n_cpu_moe {
@@ -113,9 +132,15 @@ impl DeviceArgs {
             Some(HostLayers::Last(n)) => experts.values().rev().take(n).sum(),
             Some(HostLayers::AsNeeded) | None => experts.values().sum(),
         };
+        let table = checkpoint.looked_up_bytes();
+        let [always, at_least] = match self.placement.embedding() {
+            EmbeddingPlace::Device => [0, 0],
+            EmbeddingPlace::Host => [table, table],
+            EmbeddingPlace::AsNeeded => [0, table],
+        };
         // Where a number is asked for, the device has all else.
         let wanted = if self.placement.asked_layers() > 0 { all - host } else { all };
-        [wanted, all - host]
+        [wanted.saturating_sub(always), (all - host).saturating_sub(at_least)]
     }
 
     /// The processor beside a device, where it has or may have a part of a model.
@@ -161,10 +186,22 @@ impl DeviceArgs {
 
 impl Shares {
     /// Those of a model on a device, beside which the processor computes so many layers' experts.
-    pub(crate) fn new(checkpoint: &Checkpoint, pipeline: &Pipeline, host: Option<&HostShare>) -> anyhow::Result<Self> {
-        let [all, dense] = weight_bytes(checkpoint, pipeline.driver());
+    ///
+    /// - `embedding`: where the table is that tokens are looked up in
+    pub(crate) fn new(
+        checkpoint: &Checkpoint,
+        pipeline: &Pipeline,
+        host: Option<&HostShare>,
+        embedding: EmbeddingPlace,
+    ) -> anyhow::Result<Self> {
+        let [mut all, mut dense] = weight_bytes(checkpoint, pipeline.driver());
         let free = pipeline.memory()?.map(|memory| memory.free_bytes);
         let left = |weights: usize| free.and_then(|free| free.checked_sub(weights)).filter(|left| *left > 0);
+        let is_tight = |weights: usize| left(weights) < free.map(|free| free / LEAST_LEFT);
+        if embedding == EmbeddingPlace::Host || embedding == EmbeddingPlace::AsNeeded && is_tight(all) {
+            let table = if pipeline.driver().copies_uploads() { checkpoint.looked_up_bytes() } else { 0 };
+            (all, dense) = (all.saturating_sub(table), dense.saturating_sub(table));
+        }
         let experts = checkpoint.expert_bytes();
         // Room for a layer's experts while another one's are used is kept where there is any.
         let with_places = |weights: usize, n_layers: usize| {
@@ -178,7 +215,7 @@ impl Shares {
                 let weights = with_places(all - experts.values().rev().take(n).sum::<usize>(), n);
                 Self { weights, left: left(weights), yields: false }
             }
-            Some(HostLayers::AsNeeded) if left(all) < free.map(|free| free / LEAST_LEFT) => {
+            Some(HostLayers::AsNeeded) if is_tight(all) => {
                 let weights = with_places(dense, experts.len());
                 Self { weights, left: left(weights), yields: true }
             }
@@ -195,6 +232,8 @@ pub(crate) struct Placement {
     host_layers: [usize; 2],
     /// Bytes of weights on the device, and in main memory for the processor.
     weights: [u64; 2],
+    /// Bytes of the table that tokens are looked up in, if it is in main memory for the device.
+    embedding_in_main_memory: u64,
     /// Bytes of weights that a step for one token reads, of each.
     bytes_per_token: [u64; 2],
     /// Bytes that each reads in a second, where that was measured: not of a simulator.
@@ -223,12 +262,22 @@ impl Placement {
         let on_device = on_device.with_memory(most_bytes);
         let experts = checkpoint.expert_bytes();
         let [all, dense] = weight_bytes(checkpoint, on_device.driver());
+        let room = || -> anyhow::Result<usize> {
+            let free = on_device.memory()?.map_or(usize::MAX, |memory| memory.free_bytes);
+            Ok(free.saturating_sub(free.saturating_sub(dense) / 8))
+        };
+        let stays = match args.embedding() {
+            _ if !on_device.target().is_gpu() => false,
+            EmbeddingPlace::Device => false,
+            EmbeddingPlace::Host => true,
+            EmbeddingPlace::AsNeeded => all > room()?,
+        };
+        let table = if stays { checkpoint.looked_up_bytes() } else { 0 };
         let n_layers = match args.n_cpu_moe {
             _ if !on_device.target().is_gpu() => 0,
             Some(HostLayers::Last(n)) => n.min(experts.len()),
             Some(HostLayers::AsNeeded) | None => {
-                let free = on_device.memory()?.map_or(usize::MAX, |memory| memory.free_bytes);
-                let room = free.saturating_sub(free.saturating_sub(dense) / 8);
+                let (all, room) = (all.saturating_sub(table), room()?);
                 let fits = |n: &usize| all - experts.values().rev().take(*n).sum::<usize>() <= room;
                 (0..experts.len()).find(fits).unwrap_or(experts.len())
             }
@@ -250,7 +299,8 @@ impl Placement {
         Ok(Self {
             device: on_device.driver().describe(),
             host_layers: [n_layers, experts.len()],
-            weights: [checkpoint.tensor_bytes() - of_host, of_host],
+            weights: [checkpoint.tensor_bytes() - of_host - table as u64, of_host],
+            embedding_in_main_memory: table as u64,
             bytes_per_token,
             bytes_per_s,
             limit_tok_per_s: seconds.map(f64::recip),
@@ -266,6 +316,12 @@ impl Placement {
             format!("{who}: {weights} of weights, of which a token reads {read}{speed}")
         };
         let mut lines = vec![String::new(), line(0, &self.device)];
+        if self.embedding_in_main_memory > 0 {
+            let table = human_bytes(self.embedding_in_main_memory);
+            lines.push(format!(
+                "the embedding, {table}, is in main memory: the device reads a row of it for each token"
+            ));
+        }
         let [n, all] = self.host_layers;
         if n > 0 {
             lines.push(line(1, &format!("the processor, the experts of the last {n} of {all} layers")));
@@ -308,6 +364,12 @@ mod tests {
         assert_eq!((streaming("auto"), streaming("off")), (Ok(Streaming::Measured), Ok(Streaming::Never)));
         assert!(streaming("0").is_err() && streaming("many").is_err());
         assert!(host_layers("-1").is_err() && host_layers("all").is_err());
+        assert_eq!(embedding("host"), Ok(EmbeddingPlace::Host));
+        assert_eq!(
+            (embedding("auto"), embedding("device")),
+            (Ok(EmbeddingPlace::AsNeeded), Ok(EmbeddingPlace::Device))
+        );
+        assert!(embedding("cpu").is_err());
         assert_eq!(size("12GB"), Ok(12_000_000_000));
         assert!(size("0").is_err() && size("much").is_err());
     }

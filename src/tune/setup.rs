@@ -12,6 +12,7 @@ use crate::usage::UsageError;
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache, precision_for};
 use engine::device::{self, Device, DeviceError};
 use engine::graph::Graph;
+use engine::graph::placement::EmbeddingPlace;
 use kernel::choice::Chooser;
 use kernel::object::cache::Cache;
 use kernel::object::store::{Progress, Store};
@@ -359,6 +360,7 @@ impl JobArgs {
         let (n_slots, capacity_tokens) = BLUEPRINT;
         let options = ModelOptions {
             drafts: None,
+            embedding: EmbeddingPlace::Device,
             precision,
             kv_dtype: if precision == Precision::Bf16 { format::Dtype::Bf16 } else { format::Dtype::F32 },
             n_slots,

@@ -10,6 +10,7 @@ use super::setup::{self, Setup};
 use super::write;
 use crate::output::Output;
 use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::graph::placement::EmbeddingPlace;
 use engine::{Engine, EngineOptions, Sizes};
 use format::Dtype;
 use kernel::object::key::Digest;
@@ -170,6 +171,7 @@ impl Engines<'_> {
         let is_bf16 = setup.precision == Precision::Bf16;
         let model = ModelOptions {
             drafts: None,
+            embedding: EmbeddingPlace::Device,
             precision: setup.precision,
             kv_dtype: if is_bf16 { Dtype::Bf16 } else { Dtype::F32 },
             n_slots: sizes.n_slots,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::graph::forward::{ForwardError, ForwardOptions, Strides, forward};
 use crate::graph::kv_cache::{KvDtypes, KvLayout, KvRequest, KvTooLarge};
+use crate::graph::placement::EmbeddingPlace;
 use crate::graph::{Graph, Rows, StepLimits};
 use crate::plan::error::PlanError;
 use crate::scheduler::DraftOptions;
@@ -41,6 +42,8 @@ pub struct ModelOptions {
     pub prefix_cache: PrefixCache,
     /// How tokens are drafted; `None` disables it. Draft rows come in addition to `max_logit_rows`.
     pub drafts: Option<DraftOptions>,
+    /// Where the table is that tokens are looked up in.
+    pub embedding: EmbeddingPlace,
 }
 
 /// Sizes of the prefix cache: idle blocks are kept, and this many snapshots of the window layers.

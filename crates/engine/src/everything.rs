@@ -3,7 +3,7 @@
 
 use crate::blueprint::{Blueprint, BlueprintError, ModelOptions, PrefixCache};
 use crate::graph::kv_cache::BLOCK_TOKENS;
-use crate::graph::placement::Place;
+use crate::graph::placement::{EmbeddingPlace, Place};
 use crate::plan::error::PlanError;
 use crate::plan::everything::{add, add_random_weights};
 use format::Dtype;
@@ -59,6 +59,7 @@ pub fn add_all(
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::Device,
     };
     let (target, library) = (chooser.target(), chooser.library());
     // Rows that want logits are chosen where a step has others too: that is a node of its own.

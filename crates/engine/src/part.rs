@@ -9,7 +9,7 @@ use super::EngineError;
 use super::blueprint::{Blueprint, ModelOptions};
 use super::exchange::Exchange;
 use crate::graph::forward::of_rope;
-use crate::graph::placement::{HostLayers, Streaming};
+use crate::graph::placement::{EmbeddingPlace, HostLayers, Streaming};
 use crate::plan::Executor;
 use crate::plan::error::PlanError;
 use crate::plan::memory::LoadProgress;
@@ -32,7 +32,7 @@ pub struct HostShare {
 const LEAST_STREAMED_LAYERS: usize = 4;
 
 /// Plans a device's part of a model, and allocates everything that a step needs there. Where the processor may take as
-/// much as it must, that is tried until the rest fits.
+/// much as it must, that is tried until the rest fits; a table that may stay in main memory does so before.
 pub(super) fn load(
     checkpoint: &Checkpoint,
     of: TpRank,
@@ -51,10 +51,17 @@ pub(super) fn load(
         Some(HostLayers::Last(n)) => n,
         Some(HostLayers::AsNeeded) | None => 0,
     };
+    // By now: whether the table is in main memory, and whether it may get there.
+    let (mut zero_copy, mut may_move) = match model.embedding {
+        EmbeddingPlace::Device => (false, false),
+        EmbeddingPlace::Host => (true, false),
+        EmbeddingPlace::AsNeeded => (false, true),
+    };
     loop {
         let Blueprint { mut graph, layout, limits } =
             Blueprint::of_part(checkpoint, of, strides, model, pipeline.target(), pipeline.library())?;
         graph.place_experts(config.family, n_layers);
+        may_move &= graph.looked_up().contains(&true);
         let is_worth_it = layers != Some(HostLayers::AsNeeded) || n_layers >= LEAST_STREAMED_LAYERS;
         let options = ExecutorOptions {
             streaming: if is_worth_it { streaming } else { Streaming::Never },
@@ -62,6 +69,7 @@ pub(super) fn load(
             shared: exchange.map_or(Vec::new(), |exchange| exchange.views(of.rank)),
             kv_bytes: layout.total_bytes(),
             snapshot_bytes: layout.snapshot_bytes(),
+            zero_copy,
         };
         match Executor::new(graph, checkpoint, &pipeline, host.as_ref(), options, progress) {
             Ok(executor) => {
@@ -72,6 +80,13 @@ pub(super) fn load(
                     executor.write("zeros", &vec![0; 4 * limits.max_rows * config.hidden_size])?;
                 }
                 return Ok(executor);
+            }
+            Err(PlanError::Memory(error)) if may_move && error.plan.missing_bytes() > 0 => {
+                (zero_copy, may_move) = (true, false);
+            }
+            Err(error @ PlanError::NotPinned { .. }) if model.embedding == EmbeddingPlace::AsNeeded && zero_copy => {
+                tracing::warn!("{error}");
+                zero_copy = false;
             }
             Err(PlanError::Memory(error)) => {
                 let (missing, buffers) = (error.plan.missing_bytes(), error.plan.streaming);

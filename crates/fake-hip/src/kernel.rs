@@ -103,8 +103,10 @@ impl Launch {
                 Value::Word(word) => args.push(Argument::U32(*word)),
                 Value::Pointer(address) => {
                     let view = state.view_from(*address);
-                    let is_its_own = state.kind_for(device, *address, 0) == Some(Kind::Device(device));
-                    let view = view.filter(|_| is_its_own).ok_or(status::LAUNCH_FAILURE)?;
+                    let kind = state.kind_for(device, *address, 0);
+                    // What `hipHostMalloc` gave has one address for every device.
+                    let is_reached = kind == Some(Kind::Device(device)) || kind == Some(Kind::Pinned);
+                    let view = view.filter(|_| is_reached).ok_or(status::LAUNCH_FAILURE)?;
                     args.push(Argument::Memory { required_bytes: view.len_bytes(), view });
                 }
             }

@@ -213,6 +213,17 @@ pub trait Driver: Any + Send + Sync {
         host::allocate(len_bytes)
     }
 
+    /// Memory of this process that kernels of the device read and write where it is, over the bus (zero-copy). It
+    /// begins with `bytes`; what the rest holds is undefined. `None` where the system lets no so much be pinned.
+    ///
+    /// # Errors
+    /// [`GpuError::OutOfMemory`], [`GpuError::Range`] for more bytes than it is long, or the device's words.
+    fn zero_copy(&self, len_bytes: usize, bytes: &[u8]) -> Result<Option<Buffer>, GpuError> {
+        let buffer = self.allocate(len_bytes)?;
+        self.write(&buffer.view(), bytes)?;
+        Ok(Some(buffer))
+    }
+
     /// Copies memory of the device, the first of each pair, to the start of memory of this process, after everything
     /// launched so far, and waits until all of it is there.
     ///

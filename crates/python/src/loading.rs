@@ -13,6 +13,7 @@ use chat::{Reasoning, Turn, today};
 use engine::blueprint::{ModelOptions, PrefixCache, precision_for};
 use engine::device::Device;
 use engine::device::auto::{self, Opened, Wanted};
+use engine::graph::placement::EmbeddingPlace;
 use engine::scheduler::DraftOptions;
 use engine::{Engine, EngineOptions, Sizes};
 use hint::chain;
@@ -145,6 +146,7 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
         max_prompt_rows: None,
         prefix_cache: PrefixCache::new(SNAPSHOTS),
         drafts: DraftOptions::usual_on(pipeline.target(), precision),
+        embedding: EmbeddingPlace::AsNeeded,
     };
     let options = EngineOptions { pipeline, peers: vec![], host: None, model, watchdog: None };
     let engine = Engine::load(&checkpoint, options, &())?;

@@ -21,6 +21,7 @@ use crate::planned_steps::PlannedSteps;
 use crate::usage::UsageError;
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use engine::device::{Device, OpenedDevice};
+use engine::graph::placement::EmbeddingPlace;
 use hint::chain;
 use kernel::choice::Chooser;
 use kernel::object::compile::Request;
@@ -400,6 +401,7 @@ impl CompareArgs {
         let n_slots = n_slots as usize;
         let options = ModelOptions {
             drafts: None,
+            embedding: EmbeddingPlace::Device,
             precision: Precision::Bf16,
             kv_dtype: format::Dtype::Bf16,
             n_slots,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::graph::placement::EmbeddingPlace;
 use engine::plan::error::PlanError;
 use engine::plan::executor::Written;
 use engine::{Engine, EngineError, EngineOptions};
@@ -150,6 +151,7 @@ fn load(checkpoint: &Checkpoint, device: (Target, Arc<dyn Driver>)) -> Result<En
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::Device,
     };
     Engine::load(checkpoint, EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None }, &())
         .map_err(Box::new)

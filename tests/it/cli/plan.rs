@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache};
 use engine::graph::StepShape;
-use engine::graph::placement::Place;
+use engine::graph::placement::{EmbeddingPlace, Place};
 use engine::plan::decisions::Decisions;
 use engine::{Engine, EngineOptions};
 use format::Dtype;
@@ -142,6 +142,7 @@ fn what_is_planned_without_a_device_is_what_is_loaded() {
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::Device,
     };
     let library = || Library::load(&[]).expect("built in");
     let tables = || TuningTables::from_texts(&[("host", ROWS)]).expect("right");

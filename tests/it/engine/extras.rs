@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::{BLOCK_TOKENS, KvTooLarge};
+use engine::graph::placement::EmbeddingPlace;
 use engine::scheduler::{
     Event, FinishReason, LogitChanges, LogitRowLogprobs, PromptLogprobs, Request, RequestId, Sampling, TokenMask,
 };
@@ -77,6 +78,7 @@ pub fn load_model(
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::Device,
     };
     Engine::load(&checkpoint, EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None }, &())
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
+use engine::graph::placement::EmbeddingPlace;
 use engine::{Engine, EngineOptions};
 use format::Dtype;
 use gpu::Driver;
@@ -200,6 +201,7 @@ pub fn logits(checkpoint: &Checkpoint, target: Target, driver: Arc<dyn Driver>, 
         max_prompt_rows: None,
         prefix_cache: PrefixCache::OFF,
         drafts: None,
+        embedding: EmbeddingPlace::Device,
     };
     let options = EngineOptions { pipeline, peers: Vec::new(), host: None, model, watchdog: None };
     Engine::load(checkpoint, options, &()).expect("loads").teacher_force(ids, None).expect("runs")

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::graph::kv_cache::KvTooLarge;
-use engine::graph::placement::Streaming;
+use engine::graph::placement::{EmbeddingPlace, Streaming};
 use engine::scheduler::{DraftOptions, Event, FinishReason, Request, RequestId, Sampling};
 use engine::watchdog::Watchdog;
 use engine::{Engine, EngineError, EngineOptions};
@@ -119,6 +119,7 @@ pub fn model_options(capacity_tokens: usize, how: How) -> ModelOptions {
         max_prompt_rows: None,
         prefix_cache: PrefixCache { n_snapshots: how.n_snapshots, snapshot_tokens: 128, n_kept: 0 },
         drafts: how.drafts,
+        embedding: EmbeddingPlace::Device,
     }
 }
 

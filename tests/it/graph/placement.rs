@@ -3,7 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use engine::graph::placement::HostLayers;
+use engine::blueprint::ModelOptions;
+use engine::graph::placement::{EmbeddingPlace, HostLayers};
 use engine::plan::error::PlanError;
 use engine::scheduler::{DraftOptions, Request, RequestId, Sampling};
 use engine::{Engine, EngineError, EngineOptions, HostShare};
@@ -236,6 +237,12 @@ fn what_does_not_go_together_is_said() {
     assert!(none.contains("the model has no experts"), "{none}");
     assert!(run_with(&["--n-cpu-moe", "some"]).contains("expected a number of layers, or `auto`"));
     assert!(run_with(&["--stream-experts", "0"]).contains("expected a number of tokens, `auto` or `off`"));
+    assert!(run_with(&["--embedding", "cpu"]).contains("expected `device`, `host` or `auto`"));
+    let tied = repository().join("tests/fixtures/families/qwen2");
+    let tied = run_with(&[tied.to_str().expect("text"), "--embedding", "host"]);
+    assert!(tied.contains("`--embedding host`: the model's logits are computed with it as well"), "{tied}");
+    let on_cores = said(&["run", "-i", "x", "-n", "3", "--device", "cpu", "--embedding", "host"]);
+    assert!(on_cores.contains("`--embedding host`: this device computes in main memory"), "{on_cores}");
     let small = run_with(&["--memory", "100KB"]);
     assert!(small.contains("could not fit the model into the memory of sim:gfx1100"), "{small}");
 }
@@ -261,4 +268,47 @@ fn a_limit_of_memory_has_the_processor_help() {
     assert!(!of("gfx1100").contains("block.1"), "{}", plan.text());
     let inspected = run(&["inspect", "--device", "sim:gfx1100", "--n-cpu-moe", "2"]).ok();
     assert!(inspected.text().contains("the processor, the experts of the last 2 of 4 layers"), "{}", inspected.text());
+}
+
+/// The same bytes in either place are the same logits, to the bit; a table that logits are computed with as well stays.
+#[test]
+fn a_table_in_main_memory_is_none_of_the_devices_and_changes_no_logit() {
+    for (name, is_tied) in [("llama3", false), ("qwen2", true)] {
+        let fixture = repository().join("tests/fixtures/families").join(name);
+        let checkpoint = open(fixture.to_str().expect("text"));
+        let of = |embedding| {
+            let model = ModelOptions { embedding, ..model_options(64, ONE_BY_ONE) };
+            let (pipeline, peers) = (pipeline(cores(1)), Vec::new());
+            let options = EngineOptions { pipeline, peers, host: None, model, watchdog: None };
+            let mut engine = Engine::load(&checkpoint, options, &()).expect("loads");
+            let logits = engine.teacher_force(&[5, 3, 7, 5], None).expect("runs");
+            let plan = engine.executor().memory_plan();
+            (logits, [plan.weights, plan.zero_copy])
+        };
+        let table = checkpoint.looked_up_bytes();
+        let (expected, [all, none]) = of(EmbeddingPlace::Device);
+        let (found, bytes) = of(EmbeddingPlace::Host);
+        assert_eq!((none, table == 0), (0, is_tied), "{name}");
+        assert_eq!((found, bytes), (expected, [all - table, table]), "{name}");
+    }
+}
+
+/// The tiny model's table takes 196.6 kB: where so much is missing, it goes to main memory, and no experts do.
+#[test]
+fn a_table_leaves_a_device_that_lacks_its_room_before_experts_do() {
+    let words = ["run", "-i", "Once upon a time", "-n", "8", "--speculate", "off", "--kv-memory", "1", "--device"];
+    let on = |more: &[&str]| run(&[&words[..], &["sim:gfx1100", "--verbose"], more].concat()).ok();
+    let all = on(&["--embedding", "device"]);
+    assert!(!all.stderr.contains("the embedding"), "{}", all.stderr);
+    // Steps of less than the table takes: one of them is where it is all that has to go.
+    let limits = (2_000..=6_000).rev().step_by(150).map(|kb| format!("{kb}KB"));
+    let mut limited = limits.map(|limit| on(&["--memory", &limit]));
+    let limited = limited.find(|ran| ran.stderr.contains("in main memory")).expect("a limit at which something goes");
+    assert_eq!(limited.text(), all.text());
+    let note = "the embedding (196.6 kB) is in main memory, where sim:gfx1100";
+    assert!(limited.stderr.contains(note) && !limited.stderr.contains("the processor computes"), "{}", limited.stderr);
+    let inspected = run(&["inspect", "--device", "sim:gfx1100", "--embedding", "host"]).ok();
+    assert!(inspected.text().contains("the embedding, 196.6 kB, is in main memory"), "{}", inspected.text());
+    let alone = run(&["inspect", "--embedding", "host"]).fails(2);
+    assert!(alone.contains("`--n-cpu-moe`, `--embedding` and `--memory` of `inspect` need `--device`"), "{alone}");
 }

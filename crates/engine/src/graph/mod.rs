@@ -170,15 +170,21 @@ impl Graph {
 
     /// A tensor of the checkpoint.
     pub(crate) fn weight(&mut self, name: String, dtype: Dtype) -> TensorId {
-        self.tensor(name.clone(), dtype, Storage::Weight(name))
+        let storage = Storage::Weight(name.clone());
+        self.known(&storage).unwrap_or_else(|| self.tensor(name, dtype, storage))
+    }
+
+    /// A tensor whose bytes are there.
+    fn known(&self, storage: &Storage) -> Option<TensorId> {
+        self.tensors.iter().position(|tensor| tensor.storage == *storage).map(TensorId)
     }
 
     /// A tensor of so many elements that the engine keeps: one, however often it is asked for, so that an id tells who
     /// reads what another node writes.
     pub(crate) fn external(&mut self, name: &str, dtype: Dtype, role: Role, n_elements: usize) -> TensorId {
         let storage = Storage::External(name.to_string());
-        if let Some(known) = self.tensors.iter().position(|tensor| tensor.storage == storage) {
-            return TensorId(known);
+        if let Some(known) = self.known(&storage) {
+            return known;
         }
         let id = self.tensor(name.to_string(), dtype, storage);
         self.tensors[id.0].external = Some((role, n_elements));

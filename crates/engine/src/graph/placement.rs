@@ -37,7 +37,33 @@ pub enum Streaming {
     Never,
 }
 
+/// Where the table is that tokens are looked up in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EmbeddingPlace {
+    /// On the device, like all else.
+    Device,
+    /// In main memory, where the device reads a row of it for each token.
+    Host,
+    /// There if the rest would not fit on the device otherwise.
+    AsNeeded,
+}
+
 impl Graph {
+    /// The weights that are only looked up in, for each tensor: a step reads a row of them for each token. What logits
+    /// are computed with as well, as in models whose embedding is tied to that, is read whole.
+    pub(crate) fn looked_up(&self) -> Vec<bool> {
+        let used_by = |looks_up: bool| {
+            let of = self.nodes.iter().filter(move |node| (node.problem.ops == ["embedding"]) == looks_up);
+            of.flat_map(|node| node.args.values())
+        };
+        let mut looked_up = vec![false; self.tensors.len()];
+        for id in used_by(true) {
+            looked_up[id.0] = matches!(self.tensor_of(*id).storage, Storage::Weight(_));
+        }
+        used_by(false).for_each(|id| looked_up[id.0] = false);
+        looked_up
+    }
+
     /// Has the processor compute the experts of the last `n_layers` that have any: the nodes that use their weights,
     /// and what lies between these in the layer, if it needs nothing else that the device keeps.
     pub fn place_experts(&mut self, family: &Family, n_layers: usize) {

@@ -28,6 +28,13 @@ pub enum PlanError {
     /// The device has no room for all of it.
     #[error(transparent)]
     Memory(#[from] Box<DoesNotFit>),
+    /// Weights were to stay in main memory, where the device reads them.
+    #[error("could not keep `{name}` in main memory for the device: no {len_bytes} bytes can be pinned")]
+    NotPinned {
+        /// The tensor.
+        name: String,
+        len_bytes: usize,
+    },
     #[error("could not run `{label}`")]
     Device {
         /// The node, or what was being done.
@@ -69,6 +76,7 @@ impl Hint for PlanError {
             Self::Expression(error) => error.hint(),
             Self::Memory(error) => error.hint(),
             Self::Weights(error) => error.hint(),
+            Self::NotPinned { .. } => Some("`--embedding device` keeps it on the device".into()),
             Self::Device { source, .. } if source.is_out_of_memory() => source.hint(),
             Self::Device { .. } | Self::NoScalar { .. } | Self::NoTensor { .. } | Self::NoThread => None,
         }

@@ -75,6 +75,11 @@ impl<'a> Work<'a> {
         own.into_iter().zip(self.graph.used_at(Place::Host)).map(|(own, host)| own || host).collect()
     }
 
+    /// Whether a weight stays in main memory, where the device reads it, for each tensor.
+    fn zero_copies(&self) -> Vec<bool> {
+        if self.options.zero_copy { self.graph.looked_up() } else { vec![false; self.graph.tensors.len()] }
+    }
+
     /// What everything takes, as far as it is known.
     pub(crate) fn memory_plan(
         &self,
@@ -82,7 +87,8 @@ impl<'a> Work<'a> {
         host: Option<&Loading<'_>>,
     ) -> Result<MemoryPlan, PlanError> {
         let failed = |source| PlanError::Device { label: "memory plan".into(), source };
-        let plan = MemoryPlan::new(self.graph, self.checkpoint, device.pipeline).map_err(failed)?;
+        let plan =
+            MemoryPlan::new(self.graph, &self.zero_copies(), self.checkpoint, device.pipeline).map_err(failed)?;
         let own = [Role::Input, Role::ChangeInput, Role::Kept].into_iter().flat_map(|role| self.graph.externals(role));
         let externals: usize = own.map(|(_, len_bytes)| len_bytes).sum();
         let of_host = |host: &Loading<'_>| -> Result<HostPlan, PlanError> {
@@ -129,7 +135,7 @@ impl Loading<'_> {
             arena.slice(offset, len_bytes).expect("the planner stays inside the arena")
         };
         let weights = self.weights.as_ref().expect("kernels were loaded");
-        let is_used = work.used_at(self.place);
+        let (is_used, zero_copies) = (work.used_at(self.place), work.zero_copies());
         let slots = work.slots.as_ref().filter(|_| self.place == Place::Device);
         let slot_memory =
             slots.map(|slots| slots.allocate(driver)).transpose().map_err(failed("experts of a layer"))?;
@@ -139,7 +145,7 @@ impl Loading<'_> {
                 let view = slots.zip(slot_memory.as_ref()).and_then(|(slots, memory)| slots.view(i, memory));
                 Ok(view.expect("it has"))
             }
-            Storage::Weight(name) => weights.place(work.checkpoint, name, driver),
+            Storage::Weight(name) => weights.place(work.checkpoint, name, zero_copies[i], driver),
             Storage::External(name) => Ok(externals[name].clone()),
             Storage::Arena => Ok(in_arena(i)),
         };

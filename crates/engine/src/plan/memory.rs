@@ -19,6 +19,8 @@ pub struct MemoryPlan {
     pub weights: usize,
     /// Those of them that are used where they lie, and take nothing.
     pub weights_in_place: usize,
+    /// Others of the checkpoint's tensors, which the device reads in main memory.
+    pub zero_copy: usize,
     pub(crate) kv_cache: usize,
     /// Those of them that are kept for prompts that begin alike, besides blocks that nobody needs.
     pub(crate) snapshots: usize,
@@ -113,13 +115,22 @@ impl LoadProgress for () {}
 
 impl MemoryPlan {
     /// Adds up those of a graph's weights that the device has.
-    pub(super) fn new(graph: &Graph, checkpoint: &Checkpoint, pipeline: &Pipeline) -> Result<Self, GpuError> {
+    ///
+    /// - `zero_copies`: whether it reads a weight in main memory, for each tensor
+    pub(super) fn new(
+        graph: &Graph,
+        zero_copies: &[bool],
+        checkpoint: &Checkpoint,
+        pipeline: &Pipeline,
+    ) -> Result<Self, GpuError> {
         let driver = pipeline.driver();
-        let [weights, weights_in_place] = weights_at(graph, Place::Device, checkpoint, driver);
+        let used = graph.used_at(Place::Device);
+        let [weights, weights_in_place] = bytes_of(graph, checkpoint, driver, |i| used[i] && !zero_copies[i]);
+        let [zero_copy, _] = bytes_of(graph, checkpoint, driver, |i| used[i] && zero_copies[i]);
         let (device, memory) = (driver.describe(), pipeline.memory()?);
         let gain = checkpoint.gain().filter(|_| weights_in_place == 0);
         let has_experts = !checkpoint.expert_bytes().is_empty();
-        Ok(Self { weights, weights_in_place, gain, has_experts, device, memory, ..Self::default() })
+        Ok(Self { weights, weights_in_place, zero_copy, gain, has_experts, device, memory, ..Self::default() })
     }
 
     /// What will be allocated.
@@ -152,31 +163,42 @@ impl MemoryPlan {
 impl HostPlan {
     /// Adds up those of a graph's weights that the processor uses.
     pub(super) fn new(graph: &Graph, checkpoint: &Checkpoint, driver: &dyn Driver) -> Result<Self, GpuError> {
-        let [weights, weights_in_place] = weights_at(graph, Place::Host, checkpoint, driver);
+        let used = graph.used_at(Place::Host);
+        let [weights, weights_in_place] = bytes_of(graph, checkpoint, driver, |i| used[i]);
         let of_host = graph.nodes.iter().filter(|node| node.place == Place::Host);
         let family = checkpoint.config.family;
         let layers: BTreeSet<usize> = of_host.filter_map(|node| graph.expert_layer(family, node)).collect();
         let all = checkpoint.expert_bytes().len();
         let bytes_per_token = [checkpoint.bytes_per_token_of_last_experts(layers.len()), checkpoint.bytes_per_token()];
         let (n_layers, memory) = ([layers.len(), all], driver.memory()?);
-        let in_place = used_at(graph, Place::Host, checkpoint).filter(|tensor| !takes_memory(tensor, driver));
+        let of_host = weights_where(graph, checkpoint, |i| used[i]);
+        let in_place = of_host.filter(|tensor| !takes_memory(tensor, driver));
         let not_in_memory = in_place.map(Tensor::not_in_memory).sum();
         Ok(Self { n_layers, weights, weights_in_place, not_in_memory, bytes_per_token, memory, activations: 0 })
     }
 }
 
-/// Bytes of the weights that nodes of a place use, and of those among them that are used where they lie.
-fn weights_at(graph: &Graph, place: Place, checkpoint: &Checkpoint, driver: &dyn Driver) -> [usize; 2] {
-    used_at(graph, place, checkpoint).fold([0, 0], |[weights, in_place], tensor| {
+/// Bytes of those of a graph's weights that are chosen, and of those among them that are used where they lie.
+fn bytes_of(
+    graph: &Graph,
+    checkpoint: &Checkpoint,
+    driver: &dyn Driver,
+    is_chosen: impl Fn(usize) -> bool,
+) -> [usize; 2] {
+    weights_where(graph, checkpoint, is_chosen).fold([0, 0], |[weights, in_place], tensor| {
         let own = tensor.len_bytes();
         [weights + own, in_place + if takes_memory(tensor, driver) { 0 } else { own }]
     })
 }
 
-/// The weights that nodes of a place use.
-fn used_at<'a>(graph: &'a Graph, place: Place, checkpoint: &'a Checkpoint) -> impl Iterator<Item = &'a Tensor> {
-    let used = graph.tensors.iter().zip(graph.used_at(place)).filter(|(_, is_used)| *is_used);
-    used.filter_map(|(tensor, _)| match &tensor.storage {
+/// Those of a graph's weights that are chosen.
+fn weights_where<'a>(
+    graph: &'a Graph,
+    checkpoint: &'a Checkpoint,
+    is_chosen: impl Fn(usize) -> bool,
+) -> impl Iterator<Item = &'a Tensor> {
+    let chosen = graph.tensors.iter().enumerate().filter(move |(i, _)| is_chosen(*i));
+    chosen.filter_map(|(_, tensor)| match &tensor.storage {
         Storage::Weight(name) => checkpoint.tensors.get(name),
         Storage::External(_) | Storage::Arena => None,
     })
@@ -202,7 +224,10 @@ impl fmt::Display for MemoryPlan {
         if self.weights_in_place > 0 {
             write!(f, " ({} of them used where they are mapped)", gb(self.weights_in_place))?;
         }
-        let Self { kv_cache, snapshots, activations, workspace, .. } = *self;
+        let Self { kv_cache, snapshots, activations, workspace, zero_copy, .. } = *self;
+        if zero_copy > 0 {
+            write!(f, ", {} more in main memory for the device", gb(zero_copy))?;
+        }
         write!(f, ", KV cache {}", gb(kv_cache))?;
         if snapshots > 0 {
             write!(f, " ({} of it snapshots of windows)", gb(snapshots))?;
@@ -239,6 +264,7 @@ mod tests {
             has_experts: false,
             weights: 13_000_000_000,
             weights_in_place: 3_000_000_000,
+            zero_copy: 0,
             kv_cache: 2_000_000_000,
             snapshots: 0,
             activations: 500_000_000,
@@ -264,6 +290,9 @@ mod tests {
         assert!(refused.hint().unwrap().contains("--kv-memory"));
         let with = MemoryPlan { snapshots: 100_000_000, ..plan(0) }.to_string();
         assert!(with.contains("KV cache 2.000 GB (0.100 GB of it snapshots of windows), "), "{with}");
+        let beside = MemoryPlan { zero_copy: 1_158_000_000, ..plan(0) };
+        assert_eq!(beside.needed_bytes(), plan(0).needed_bytes());
+        assert!(beside.to_string().contains("mapped), 1.158 GB more in main memory for the device, KV"), "{beside}");
         assert!(plan(9_999_999_999).check().unwrap_err().hint().unwrap().contains("--device cpu"));
         MemoryPlan { memory: None, ..plan(0) }.check().unwrap();
     }

@@ -15,6 +15,8 @@ pub(crate) struct ExecutorOptions {
     pub(crate) kv_bytes: usize,
     /// Bytes of those that are there for prefixes alone.
     pub(crate) snapshot_bytes: usize,
+    /// Whether weights that are only looked up in stay in main memory.
+    pub(crate) zero_copy: bool,
     /// Which steps bring weights of the processor to the device.
     pub(crate) streaming: Streaming,
 }

@@ -38,22 +38,33 @@ impl Weights {
         Ok(Self { kernels: dtypes.into_iter().zip(kernels).collect() })
     }
 
-    /// A tensor's place on the device. One that is made there may still be in the making: launches come after it.
+    /// A tensor's place on the device, or in main memory where the device reads it. One that is made there may still be
+    /// in the making: launches come after it.
     pub(crate) fn place(
         &self,
         checkpoint: &Checkpoint,
         name: &str,
+        zero_copy: bool,
         driver: &dyn Driver,
     ) -> Result<BufferView, PlanError> {
         let tensor = tensor_of(checkpoint, name)?;
+        let len_bytes = tensor.len_bytes();
         let failed = |source| PlanError::Device { label: name.to_owned(), source };
+        let in_main_memory = |bytes: &[u8]| {
+            let buffer = driver.zero_copy(len_bytes, bytes).map_err(failed)?;
+            buffer.ok_or_else(|| PlanError::NotPinned { name: name.to_owned(), len_bytes })
+        };
         if let Elements::Random(numbers) = &tensor.elements {
-            let view = driver.allocate(tensor.len_bytes()).map_err(failed)?.view();
+            let buffer = if zero_copy { in_main_memory(&[])? } else { driver.allocate(len_bytes).map_err(failed)? };
+            let view = buffer.view();
             self.make(name, tensor, numbers, &view, driver)?;
             return Ok(view.read_only());
         }
         // What has to be made of a file is made here: a device that copies lets go of it at once, another one keeps it.
         let bytes = tensor.read()?.expect("only random weights have no bytes");
+        if zero_copy {
+            return in_main_memory(&bytes).map(|buffer| buffer.view().read_only());
+        }
         driver.upload(bytes).map(|buffer| buffer.view()).map_err(failed)
     }
 

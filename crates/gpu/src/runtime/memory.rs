@@ -66,15 +66,20 @@ unsafe impl Sync for Pinned {}
 impl Pinned {
     /// `len_bytes` zeroed bytes.
     pub(crate) fn new(device: &Arc<Device>, len_bytes: usize) -> Result<Self, GpuError> {
+        Self::if_possible(device, len_bytes)?.map_or_else(|| Self::unpinned(device, len_bytes), Ok)
+    }
+
+    /// The same; none where so many cannot be pinned, which is said once.
+    pub(crate) fn if_possible(device: &Arc<Device>, len_bytes: usize) -> Result<Option<Self>, GpuError> {
         match device.enter()?.allocate_pinned(len_bytes) {
             Ok(pointer) => {
                 // SAFETY: the call gave that many bytes. Rust may only look at bytes that were written.
                 unsafe { ptr::write_bytes(pointer.cast::<u8>(), 0, len_bytes) };
-                Ok(Self { device: Arc::clone(device), pointer, len_bytes, pages: None })
+                Ok(Some(Self { device: Arc::clone(device), pointer, len_bytes, pages: None }))
             }
             Err(error) if error.code == status::OUT_OF_MEMORY => {
                 device.warn_of_unpinned(len_bytes, &error);
-                Self::unpinned(device, len_bytes)
+                Ok(None)
             }
             Err(error) => Err(device.error("allocate pinned memory", error)),
         }

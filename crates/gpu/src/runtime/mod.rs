@@ -291,6 +291,17 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
         Ok(Buffer::pinned(Pinned::new(&self.device, len_bytes)?))
     }
 
+    fn zero_copy(&self, len_bytes: usize, bytes: &[u8]) -> Result<Option<Buffer>, GpuError> {
+        let (available_bytes, wanted_bytes) = (len_bytes, bytes.len());
+        let Some(mut pinned) = Pinned::if_possible(&self.device, len_bytes)? else { return Ok(None) };
+        let begin = pinned.bytes().get_mut(..wanted_bytes);
+        let too_long = GpuError::Range { what: "write", len_bytes: wanted_bytes, available_bytes };
+        begin.ok_or(too_long)?.copy_from_slice(bytes);
+        // Both vendors give memory that they pin themselves one address, for this process and for every device.
+        let address = pinned.at(0).expose_provenance() as u64;
+        Ok(Some(Buffer::device(self.owner, address, len_bytes, pinned)))
+    }
+
     fn bring(&self, copies: &[(BufferView, BufferView)]) -> Result<(), GpuError> {
         let _stream = self.stream();
         let copied = copies.iter().try_for_each(|(from, to)| {

@@ -36,6 +36,18 @@ impl Checkpoint {
         self.tensors.values().filter(is_of_them).map(|tensor| self.bytes_for_a_token(tensor)).sum()
     }
 
+    /// Bytes in memory of the table that tokens are looked up in, where that is all that it is for: none where logits
+    /// are computed with it as well.
+    pub fn looked_up_bytes(&self) -> usize {
+        self.tensors.values().filter(|tensor| self.is_looked_up(tensor)).map(Tensor::len_bytes).sum()
+    }
+
+    /// Whether a tensor is that table, or has the parameters of its blocks.
+    fn is_looked_up(&self, tensor: &Tensor) -> bool {
+        let is_embedding = EMBEDDING.strip_suffix("weight").is_some_and(|stem| tensor.name.starts_with(stem));
+        is_embedding && self.unembedding() != EMBEDDING
+    }
+
     /// Bytes of weights that a step for one token reads: everything once, but of the embedding one row, and of the
     /// experts those that the token is sent to.
     pub fn bytes_per_token(&self) -> u64 {
@@ -44,9 +56,7 @@ impl Checkpoint {
 
     fn bytes_for_a_token(&self, tensor: &Tensor) -> u64 {
         let len_bytes = tensor.len_bytes() as u64;
-        // With the parameters of its blocks, where it has blocks.
-        let is_embedding = EMBEDDING.strip_suffix("weight").is_some_and(|stem| tensor.name.starts_with(stem));
-        if is_embedding && self.unembedding() != EMBEDDING {
+        if self.is_looked_up(tensor) {
             len_bytes / self.config.vocab_size as u64
         } else if self.config.family.is_of_experts(&tensor.name) {
             let [num_experts, experts_per_token] = ["num_experts", "experts_per_token"].map(|dim| self.config.dim(dim));
@@ -79,6 +89,8 @@ mod tests {
         let n_for_a_token = n_others + n_in_tables / 2 + 2880;
         let mxfp4 = n_in_experts * 17 / 32 + 2 * n_biases;
         assert_eq!(sizes(Encoding::Mxfp4), (mxfp4 + 2 * (n_others + n_in_tables), mxfp4 / 8 + 2 * n_for_a_token));
+        let checkpoint = Checkpoint::random(gpt_oss_20b(), Encoding::Mxfp4, 1).expect("a model");
+        assert_eq!(checkpoint.looked_up_bytes(), 1_158_266_880); // 201,088 rows of 2,880 numbers of two bytes
         assert_eq!(sizes(Encoding::F32).0, 83_659_028_796 - 60);
         assert_eq!(sizes(Encoding::Bf16), (41_829_514_368, (n_in_experts + n_biases) / 4 + 2 * n_for_a_token));
     }

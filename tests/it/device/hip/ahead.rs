@@ -8,6 +8,7 @@ use std::sync::Arc;
 use engine::blueprint::{ModelOptions, PrefixCache};
 use engine::device::Device;
 use engine::graph::kv_cache::BLOCK_TOKENS;
+use engine::graph::placement::EmbeddingPlace;
 use engine::scheduler::{DraftOptions, Event, FinishReason, LogitChanges, Request, RequestId, Sampling};
 use engine::{Engine, EngineOptions};
 use format::Dtype;
@@ -45,6 +46,7 @@ fn load((target, driver): (Target, Arc<dyn Driver>), pool_blocks: usize, drafts:
         max_prompt_rows: None,
         prefix_cache: PrefixCache::new(4),
         drafts,
+        embedding: EmbeddingPlace::Device,
     };
     let layout = engine::blueprint::sizes(&checkpoint.config, &model, &target).expect("it fits").0;
     let pool = layout.groups().iter().find(|group| group.window.is_none()).expect("a pool");

@@ -6,6 +6,7 @@ mod auto;
 mod commands;
 mod driver;
 mod driver_files;
+mod embedding;
 mod extras;
 mod prefetch;
 mod run;

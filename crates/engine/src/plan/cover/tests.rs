@@ -288,7 +288,9 @@ fn what_a_run_needs_lives_from_its_first_node_to_its_last() {
         .expect("right");
     let limits = crate::graph::StepLimits { max_rows: 64, max_logit_rows: 64, max_decode_rows: 64 };
     let (shared, streaming) = (Vec::new(), crate::graph::placement::Streaming::Never);
-    let options = super::super::options::ExecutorOptions { limits, shared, kv_bytes: 0, snapshot_bytes: 0, streaming };
+    let (kv_bytes, snapshot_bytes, zero_copy) = (0, 0, false);
+    let options =
+        super::super::options::ExecutorOptions { limits, shared, kv_bytes, snapshot_bytes, zero_copy, streaming };
     let lives = |candidates: &[Candidates]| {
         super::super::lifetimes::lifetimes(&graph, candidates, &pipeline, &options).expect("contracts fit")
     };
