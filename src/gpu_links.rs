@@ -59,7 +59,7 @@ pub(super) fn list(runtime: Runtime, opened: &dyn GpuRuntime) -> Result<Vec<Link
         if let Some(problem) = waits_in_vain(i).or_else(|| waits_in_vain(j)) {
             return Link { devices: [label(i), label(j)], copy_gbps: None, problem: Some(problem) };
         }
-        let sizes = ExchangeSizes { n_meetings: 1, sum: COPIED, logits: 0, logit_rows: 0 };
+        let sizes = ExchangeSizes { n_meetings: 1, rows: COPIED, row_len: 1, logits: 0, logit_rows: 0 };
         let exchange = Exchange::new(vec![Arc::clone(&drivers[i]), Arc::clone(&drivers[j])], sizes);
         let copied = exchange.and_then(|exchange| exchange.copy_bytes_per_s());
         let problem = copied.as_ref().err().map(|error| chain(error));

@@ -86,6 +86,7 @@ pub(crate) fn graph(
     let options = ForwardOptions {
         part: TpRank::WHOLE,
         strides: Default::default(),
+        shares_stream: false,
         precision,
         max_rows: MAX_ROWS,
         max_logit_rows: MAX_ROWS,

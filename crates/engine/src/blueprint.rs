@@ -137,7 +137,10 @@ impl Blueprint {
         let (layout, limits) = sizes(&checkpoint.config, options, target)?;
         let StepLimits { max_rows, max_logit_rows, .. } = limits;
         let (precision, takes_tokens) = (options.precision, target.is_gpu());
-        let options = ForwardOptions { precision, max_rows, max_logit_rows, takes_tokens, part, strides };
+        // Elsewhere a row's bits depend on no other row.
+        let shares_stream = target.is_gpu() && precision == Precision::Bf16;
+        let options =
+            ForwardOptions { precision, max_rows, max_logit_rows, takes_tokens, part, strides, shares_stream };
         let graph = forward(checkpoint, &layout, &options, library)?;
         Ok(Self { graph, layout, limits })
     }

@@ -15,7 +15,8 @@ pub struct Exchange {
     drivers: Vec<Arc<dyn Driver>>,
     /// For each device, as it sees it.
     arrived: Vec<BufferView>,
-    /// For each device, as it sees them: the shares of a sum, and which slices of them are there.
+    /// For each device, as it sees them: the shares of a sum, and which slices of them are there. A share has as many
+    /// whole rows as a device may have, so that sums can be shared out by rows or by elements.
     shares: Vec<BufferView>,
     summed: Vec<BufferView>,
     /// By its name, each for every device as it sees it.
@@ -30,8 +31,9 @@ pub struct Exchange {
 pub struct ExchangeSizes {
     /// How often they meet in a step.
     pub n_meetings: usize,
-    /// Elements of a device's part of a sum.
-    pub sum: usize,
+    /// Most rows of a sum, and elements of a row.
+    pub rows: usize,
+    pub row_len: usize,
     /// Elements of a device's logits; 0 where each computes all of them.
     pub logits: usize,
     pub logit_rows: usize,
@@ -58,9 +60,10 @@ impl Exchange {
         let n_devices = drivers.len();
         let arrived = shared(n_devices * sizes.n_meetings)?;
         let summed = shared(n_devices * MAX_SLICES)?;
-        let shares = shared(sizes.sum.div_ceil(64 * n_devices) * 64)?;
+        let sum = sizes.rows * sizes.row_len;
+        let shares = shared((sizes.rows.div_ceil(n_devices) * sizes.row_len).next_multiple_of(64))?;
         // Of two sums that follow each other, one is after attention and one after the experts.
-        let mut parts = vec![("attn", shared(sizes.sum)?), ("mlp", shared(sizes.sum)?)];
+        let mut parts = vec![("attn", shared(sum)?), ("mlp", shared(sum)?)];
         if sizes.logits > 0 {
             parts.extend([("logits", shared(sizes.logits)?), ("candidate", shared(sizes.logit_rows)?)]);
         }

@@ -144,7 +144,8 @@ impl Engine {
                 let n_ids = TpRank { rank: 0, size }.ids(config.vocab_size).len();
                 let sizes = ExchangeSizes {
                     n_meetings: n_meetings(&config),
-                    sum: max_rows * config.hidden_size,
+                    rows: max_rows,
+                    row_len: config.hidden_size,
                     logits: if n_ids < config.vocab_size { max_logit_rows * n_ids } else { 0 },
                     logit_rows: max_logit_rows,
                 };

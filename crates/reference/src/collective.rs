@@ -13,7 +13,7 @@ pub(super) fn all_reduce_inputs(case: &Case, random: &mut Random) -> Result<Tens
     let (part_stride, sums_stride) = (case.scalar("part_stride")?, case.scalar("sums_stride")?);
     let summed_stride = case.scalar("summed_stride")?;
     let share = n_elements.div_ceil(64 * ranks) * 64;
-    if share > sums_stride || sums_stride % 64 != 0 || summed_stride % ranks != 0 {
+    if share.max(n_own_rows(case)? * hidden_size) > sums_stride || sums_stride % 64 != 0 || summed_stride % ranks != 0 {
         let why = format!("{ranks} shares of {share} elements, strides {sums_stride} and {summed_stride}");
         return Err(ReferenceError::Contradiction { why });
     }
@@ -89,14 +89,43 @@ fn inputs(case: &Case, row_len: usize, random: &mut Random) -> Result<Tensors, R
     ]))
 }
 
-/// y[t, c] = sum over r of part[r, t, c]; arrived[r, rank, flag] = step; of shares and their flags nothing is said
+/// The most rows of a step that are a rank's own.
+fn n_own_rows(case: &Case) -> Result<usize, ReferenceError> {
+    Ok(case.n_tokens()?.div_ceil(case.dim("ranks")?))
+}
+
+/// What the other ranks hand on in a run with `rmsnorm`, which is of bf16 precision: not sums but what `y` has in their
+/// rows, two numbers of bf16 in the place of one of f32.
+///
+/// - `y`: (n_tokens, hidden_size), normalised
+pub(super) fn hand_on_normed(case: &Case, inputs: &mut Tensors, y: &Output) -> Result<(), ReferenceError> {
+    let (hidden_size, rank) = (case.dim("hidden_size")?, case.scalar("rank")?);
+    let (n_own, sums_stride) = (n_own_rows(case)? * hidden_size, case.scalar("sums_stride")?);
+    let normed = Tensor::rounded(Dtype::Bf16, y.values.clone());
+    let bits = |value: f64| (value as f32).to_bits() >> 16;
+    let mut sums = tensor(inputs, "sums")?.values().to_vec();
+    for (r, rows) in normed.values().chunks(n_own).enumerate().filter(|(r, _)| *r != rank) {
+        for (i, pair) in rows.chunks(2).enumerate() {
+            let odd = pair.get(1).map_or(0, |&value| bits(value) << 16);
+            sums[r * sums_stride + i] = f32::from_bits(bits(pair[0]) | odd).into();
+        }
+    }
+    inputs.insert("sums".into(), Tensor::rounded(Dtype::F32, sums));
+    Ok(())
+}
+
+/// y[t, c] = sum over r of part[r, t, c], own the same in the rank's rows and 0 elsewhere;
+/// arrived[r, rank, flag] = step; of shares and their flags nothing is said
 pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
     let (part, arrived, step) = (tensor(inputs, "part")?, tensor(inputs, "arrived")?, tensor(inputs, "step")?);
     let (hidden_size, ranks) = (case.dim("hidden_size")?, case.dim("ranks")?);
     let part_stride = case.scalar("part_stride")?;
     let parts = |i: usize| (0..ranks).map(move |r| part.values()[r * part_stride + i]);
     let sum = |i: usize| (parts(i).sum(), parts(i).map(f64::abs).sum());
-    let y = (0..case.n_tokens()? * hidden_size).map(sum).collect();
+    let y: Vec<_> = (0..case.n_tokens()? * hidden_size).map(sum).collect();
+    let (n_own, rank) = (n_own_rows(case)? * hidden_size, case.scalar("rank")?);
+    let own = y.iter().enumerate().map(|(i, &sum)| if i / n_own == rank { sum } else { (0.0, 0.0) }).collect();
+    let own = case.flag("has_own")?.then(|| ("own", Output::scaled(own)));
     let anything = |len| Output { values: vec![0.0; len], scale: vec![f64::INFINITY; len] };
     let outputs = [
         ("y", Output::scaled(y)),
@@ -104,7 +133,7 @@ pub(super) fn all_reduce(case: &Case, inputs: &Tensors) -> Result<Outputs, Refer
         ("sums", anything(ranks * case.scalar("sums_stride")?)),
         ("summed", anything(ranks * case.scalar("summed_stride")?)),
     ];
-    Ok(outputs.map(|(name, output)| (name.to_owned(), output)).into())
+    Ok(outputs.into_iter().chain(own).map(|(name, output)| (name.to_owned(), output)).collect())
 }
 
 /// y[t, r * part_len + c] = part[r, t, c]; arrived[r, rank, flag] = step

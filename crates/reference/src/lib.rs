@@ -141,6 +141,10 @@ pub fn inputs(ops: &[String], case: &Case, seed: u64) -> Result<Tensors, Referen
             drawn = draw(ops, case, seed.wrapping_add(again << 32))?;
         }
     }
+    if ops.iter().eq(["all_reduce", "rmsnorm"]) {
+        let y = run(ops, case, &drawn)?.remove("y").expect("rmsnorm gives y");
+        collective::hand_on_normed(case, &mut drawn, &y)?;
+    }
     Ok(drawn)
 }
 

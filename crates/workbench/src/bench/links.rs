@@ -94,7 +94,7 @@ pub fn measure(
     let devices: Vec<String> = pipelines.iter().map(|pipeline| pipeline.driver().describe()).collect();
     let drivers = pipelines.iter().map(Pipeline::shared_driver).collect();
     let most = rows.iter().copied().max().unwrap_or(1);
-    let sizes = ExchangeSizes { n_meetings: SUMS, sum: most * hidden_size, logits: 0, logit_rows: 0 };
+    let sizes = ExchangeSizes { n_meetings: SUMS, rows: most, row_len: hidden_size, logits: 0, logit_rows: 0 };
     let waiting = watchdog.map(|dog| dog.begin("a try of each other's memory", 0, &devices, None));
     let exchange = Exchange::new(drivers, sizes)?;
     drop(waiting);
@@ -139,6 +139,7 @@ impl<'a> Device<'a> {
         let mut problem = Problem::plain("all_reduce", Precision::Bf16);
         problem.dims.insert("hidden_size".into(), hidden_size as u32);
         problem.dims.insert("ranks".into(), self.n_devices as u32);
+        problem.flags.insert("has_own".into(), false);
         let request = KernelRequest { problem, n_rows, step: StepKind::Decode };
         let kernel = self.pipeline.load_all(&[request], &()).map_err(|none| none.source)?.remove(0);
 

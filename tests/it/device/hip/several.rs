@@ -114,6 +114,68 @@ fn shares_that_devices_fetch_from_each_other_are_the_bits_of_whole_sums() {
     assert!(listed.contains("all_reduce/two_shot"), "{listed}");
 }
 
+/// Rows that leave norms to kernels of their own, and one that makes them with sums.
+const APART: &str = r#"
+[[rows]]
+op         = ["rmsnorm", "linear"]
+use        = "apart"
+provenance = "test"
+
+[[rows]]
+op         = ["rmsnorm", "linear", "rope_kv"]
+use        = "apart"
+provenance = "test"
+
+[[rows]]
+op         = ["rmsnorm", "linear", "moe_route", "moe_sort"]
+use        = "apart"
+provenance = "test"
+
+[[rows]]
+op         = "rmsnorm"
+use        = "rmsnorm/row"
+params     = { block_size = 64 }
+provenance = "test"
+"#;
+const NORMED: &str = r#"
+[[rows]]
+op         = ["all_reduce", "rmsnorm"]
+use        = "all_reduce+rmsnorm/two_shot"
+params     = { block_size = 64, n_slices = 16, rows = 2 }
+provenance = "test"
+"#;
+
+#[test]
+fn normed_rows_that_devices_fetch_from_each_other_are_the_bits_of_norms_of_whole_sums() {
+    let Some(_) = hiprtc::compiler() else { return };
+    let room = two("");
+    let at = |name: &str| room.path().join(name).to_str().expect("text").to_owned();
+    // Of 7 rows a device has 4 and the other 3.
+    fs::write(at("ids.txt"), "3 40 77 114 151 188 225 262 299 336 373 410 447 484").expect("written");
+    for (name, rows) in [("apart", [SHARES, APART].concat()), ("normed", [SHARES, APART, NORMED].concat())] {
+        fs::create_dir(at(name)).expect("made");
+        fs::write(room.path().join(name).join("generic.toml"), rows).expect("written");
+    }
+    let (ids, out) = (at("ids.txt"), at("logits.npy"));
+    let logits = |device: &str, tuning: &str, more: &[&str]| {
+        let words = ["logits", "--ids", &ids, "-o", &out, "--chunk", "7", "--precision", "bf16", "--device", device];
+        said(&room.compiling(&[&words[..], &["--tuning", tuning], more].concat()).output().expect("it starts"));
+        let bytes = fs::read(&out).expect("written");
+        fs::remove_file(&out).expect("it was there");
+        bytes
+    };
+    let whole = logits("sim:gfx1100", &at("apart"), &TWO);
+    for device in ["sim:gfx1100", "hip"] {
+        assert!(logits(device, &at("normed"), &TWO) == whole, "{device}");
+    }
+    // Every row is added once: the logits are those of one device, but for roundings.
+    let numbers = |bytes: &[u8]| npyz::NpyFile::new(bytes).expect("an array").into_vec::<f32>().expect("of f32");
+    let (two, one) = (numbers(&whole), numbers(&logits("sim:gfx1100", &at("apart"), &[])));
+    let largest = |all: &mut dyn Iterator<Item = f32>| all.fold(0.0, |most: f32, number| most.max(number.abs()));
+    let (most, off) = (largest(&mut one.iter().copied()), largest(&mut two.iter().zip(&one).map(|(a, b)| a - b)));
+    assert!(two.iter().all(|logit| logit.is_finite()) && off < 0.02 * most, "{off} of {most}");
+}
+
 #[test]
 fn what_the_environment_says_of_graphs_is_0_or_1() {
     let room = two("");

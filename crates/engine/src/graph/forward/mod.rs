@@ -43,6 +43,9 @@ pub struct ForwardOptions {
     pub part: TpRank,
     /// How memory is laid out that several devices share.
     pub strides: Strides,
+    /// Whether each device adds the rows that are its own to the next sum, and not the first one all of them. Then the
+    /// order in which a row is summed depends on how many rows a step has.
+    pub shares_stream: bool,
 }
 
 /// From one device's piece of shared memory to the next one's, in elements.
@@ -132,6 +135,7 @@ pub fn forward(
         rows,
         n_meetings,
         n_sums: 0,
+        own_rows: BTreeMap::new(),
         part: String::new(),
     };
 
@@ -165,6 +169,8 @@ struct Forward<'a> {
     /// How often devices meet in a step.
     n_meetings: usize,
     n_sums: usize,
+    /// Of a sum, what this device adds to the next one: its own rows.
+    own_rows: BTreeMap<TensorId, TensorId>,
     /// What the last weights' names begin with: `attn`.
     part: String,
 }
@@ -234,8 +240,12 @@ impl Forward<'_> {
         x
     }
 
-    /// What is added to a sum of all devices' parts: on the first of them itself, elsewhere zeros.
+    /// What is added to a sum of all devices' parts: on each of them its own rows, or else on the first itself and
+    /// elsewhere zeros.
     fn added_once(&mut self, x: TensorId) -> TensorId {
+        if let Some(&own) = self.own_rows.get(&x) {
+            return own;
+        }
         if self.options.part.rank == 0 {
             return x;
         }
@@ -251,8 +261,14 @@ impl Forward<'_> {
     }
 
     /// The sum of all devices' parts.
-    fn summed(&mut self, sum: &str, label: &str) -> TensorId {
+    ///
+    /// - `is_stream`: the residual stream, so that it is added to the next sum
+    fn summed(&mut self, sum: &str, label: &str, is_stream: bool) -> TensorId {
         let y = self.graph.activation(format!("{label}.sum"), Dtype::F32);
+        let is_last = self.n_sums + 2 == self.n_meetings; // the logits are met for too
+        let has_own = is_stream && !is_last && self.options.shares_stream;
+        let own = has_own.then(|| self.graph.activation(format!("{label}.own"), Dtype::F32));
+        self.own_rows.extend(own.map(|own| (y, own)));
         let (number, hidden_size) = (self.n_sums, self.config.hidden_size);
         self.n_sums += 1;
         let label = format!("{label}.all_reduce");
@@ -260,6 +276,8 @@ impl Forward<'_> {
         let (sums, summed) = (self.shared("sums", Dtype::F32), self.shared("summed", Dtype::U32));
         self.met(sum, number, label, "all_reduce")
             .dim("hidden_size", hidden_size)
+            .flag("has_own", has_own)
+            .args(own.map(|own| ("own", own)))
             .scalar("sums_stride", sums_stride)
             .scalar("summed_stride", summed_stride)
             .arg("sums", sums)

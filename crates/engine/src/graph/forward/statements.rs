@@ -183,7 +183,7 @@ impl Forward<'_> {
                     .into());
             };
             let (_, sum) = self.part_of_sum();
-            value.tensor = self.summed(sum, &label);
+            value.tensor = self.summed(sum, &label, statement.residual.is_some());
         }
         values.named.extend(outputs);
         Ok(())

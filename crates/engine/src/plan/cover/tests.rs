@@ -38,6 +38,7 @@ fn graph_with(precision: Precision, kv: Dtype) -> Graph {
     let options = ForwardOptions {
         part: TpRank::WHOLE,
         strides: Default::default(),
+        shares_stream: false,
         precision,
         max_rows: 2048,
         max_logit_rows: 300,
