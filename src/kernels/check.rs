@@ -265,7 +265,8 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
 /// Children of this program, told what it was told.
 fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
-    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop: Default::default() }
+    let (stop, until) = (Default::default(), None);
+    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop, until }
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {

@@ -243,15 +243,17 @@ impl Setup {
         }
     }
 
-    pub(crate) fn judge(&self) -> anyhow::Result<Judging<'_>> {
+    /// Who judges, until a time.
+    pub(crate) fn judge(&self, until: Option<Instant>) -> anyhow::Result<Judging<'_>> {
         let Some((name, _)) = &self.opened else {
             let facts = self.chooser.tables().facts(&self.target().arch);
             let judge = Predicted::new(&self.job, self.chooser.library(), self.target(), &self.store, facts)?;
-            return Ok(Judging::Model(judge));
+            return Ok(Judging::Model(judge.until(until)));
         };
         let words = std::iter::once(TUNE_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
         let deadline = Duration::from_secs(self.args.deadline.into());
-        Ok(Judging::Device(Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store)))
+        let measuring = Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store);
+        Ok(Judging::Device(measuring.until(until)))
     }
 
     /// What asks a judge about the job's pieces.

@@ -260,7 +260,7 @@ impl Tuner<'_> {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+        self.until.is_some_and(|until| Instant::now() >= until) || self.judge.is_over()
     }
 
     /// What is known of a piece before anything is tried.
@@ -320,7 +320,10 @@ impl Tuner<'_> {
         entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
         let asked = self.asked(candidates, piece, known, n_rounds, entries)?;
-        self.judged(asked, piece, n_rounds, entries).map(drop)
+        match self.judged(asked, piece, n_rounds, entries) {
+            Err(TuneError::Judge(JudgeError::TimeIsOver)) => Ok(()), // what was said before counts
+            judged => judged.map(drop),
+        }
     }
 
     /// The kernels of candidates that were not asked about in as many rounds. Those that are `known` may spill.
@@ -397,6 +400,9 @@ impl Tuner<'_> {
         }
         let open: Vec<usize> = (0..kernels.len()).filter(|&i| found[i].is_none()).collect();
         if !open.is_empty() {
+            if self.is_over() {
+                return Err(JudgeError::TimeIsOver.into());
+            }
             let asked: Vec<CandidateKernel> = open.iter().map(|&i| kernels[i].clone()).collect();
             let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
             for (i, verdict) in open.into_iter().zip(said) {
