@@ -1,6 +1,7 @@
 //! All pieces in their order: first those at which parameters are searched for, of every problem, then what is compared
 //! and what lies between. Whatever ends it early, the numbers of rows that matter most were searched.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -23,6 +24,8 @@ pub(super) struct All<'a> {
     pub(crate) setup: &'a Setup,
     pub(crate) bar: &'a Bar<'a>,
     pub(crate) output: &'a Output,
+    /// Pieces that are searched, besides the usual numbers of rows.
+    pub(crate) searched: BTreeSet<Piece>,
     /// When nothing new is begun any more.
     pub(crate) until: Option<Instant>,
 }
@@ -82,7 +85,8 @@ impl All<'_> {
                 at.store(if is_search { nth } else { problems.len() }, Ordering::Relaxed);
                 let ends = [of_problem.first(), of_problem.last()];
                 let is_searched = |piece: &Piece| {
-                    self.args.stale || ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens)
+                    let is_usual = ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens);
+                    is_usual || self.searched.contains(piece)
                 };
                 let is_idle = of_problem.iter().all(|piece| self.is_only_fused(piece));
                 for piece in of_problem.iter().filter(|piece| is_searched(piece) == is_search) {

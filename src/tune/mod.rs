@@ -234,7 +234,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     // A typing error costs no minutes.
     setup.problems().try_for_each(|problem| write::facts(problem, &args.r#where).map(drop))?;
-    let pieces = setup.pieces(args);
+    let (pieces, searched) = setup.pieces(args);
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());
     let effort = setup.effort();
@@ -253,7 +253,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, (&bar, until_found));
     setup.store.compiler().compile_until(until_found);
     let (mut all, is_cut) =
-        All { args, setup: &setup, bar: &bar, output, until: until_found }.tune(&mut tuner, &pieces)?;
+        All { args, setup: &setup, bar: &bar, output, searched, until: until_found }.tune(&mut tuner, &pieces)?;
     setup.store.compiler().compile_until(until);
     let found = journal.n_found();
     if found > 0 {

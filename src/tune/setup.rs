@@ -189,16 +189,15 @@ impl Setup {
         counts
     }
 
-    /// What is tuned, in order.
-    pub(crate) fn pieces(&self, args: &Args) -> Vec<Piece> {
+    /// What is tuned, in order, and which of it is searched besides what usually is.
+    pub(crate) fn pieces(&self, args: &Args) -> (Vec<Piece>, BTreeSet<Piece>) {
         if !args.stale {
-            return self.all_pieces();
+            return (self.all_pieces(), BTreeSet::new());
         }
-        let stale = self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem));
-        let mut pieces: Vec<Piece> = stale.map(|one| one.piece).collect();
-        pieces.sort_unstable();
-        pieces.dedup();
-        pieces
+        let stale: Vec<Stale> =
+            self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem)).collect();
+        let pieces: BTreeSet<Piece> = stale.iter().flat_map(|one| one.pieces(&self.job, &self.chooser)).collect();
+        (pieces.into_iter().collect(), stale.into_iter().map(|one| one.piece).collect())
     }
 
     /// Every piece that the command line asks for, what takes the largest share of a step first.

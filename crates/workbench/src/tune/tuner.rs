@@ -183,6 +183,12 @@ impl Tuned {
         self.work.total_bytes() / time_us / 1e3
     }
 
+    /// Whether the same row decides for both.
+    pub(crate) fn is_by_the_row_of(&self, other: &Self) -> bool {
+        let place = |one: &Self| one.present_row.as_ref().map(|row| row.place.clone());
+        place(self).is_some() && place(self) == place(other)
+    }
+
     /// For how many rows what the tables say now holds.
     pub(crate) fn present_tokens(&self) -> Tokens {
         self.present_row.as_ref().map_or(Tokens { first: 1, last: None }, |row| row.tokens)
@@ -205,8 +211,8 @@ impl Tuner<'_> {
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
-        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
+        let known = self.without_search(piece, &choices);
+        self.finals(piece, known.into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
         self.done_in_time(tuned, entries)
     }
 
@@ -242,11 +248,27 @@ impl Tuner<'_> {
     /// [`TuneError`].
     pub fn compare(&mut self, piece: &Piece, known: Vec<Candidate>) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
-        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
         let mut entries = CandidateResults::new();
         tuned.n_tried = known.len();
-        self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
+        let without_search = self.without_search(piece, &choices);
+        self.finals(piece, known.into_iter().chain(without_search), &mut entries)?;
         self.done_in_time(tuned, entries)
+    }
+
+    /// What runs now, and what its template would do if there were no row: a new row is to be better than both, however
+    /// little is searched.
+    fn without_search(&self, piece: &Piece, choices: &[Choice]) -> Vec<Candidate> {
+        let Choice { template, params, why } = &choices[0];
+        let with = |params: Params| Candidate { template: Arc::clone(template), params };
+        let is_asked_for = |params: &Params| {
+            let TuneEffort { params: fixed, variants, .. } = self.effort;
+            (variants.is_empty() || variants.contains(&template.variant))
+                && fixed.iter().all(|(name, value)| params.get(name) == Some(value))
+        };
+        let problem = &self.job.problems[piece.problem].problem;
+        let defaults = template.legal_params(problem, self.chooser.target()).next();
+        let defaults = defaults.filter(|defaults| matches!(why, Why::Row(_)) && is_asked_for(defaults));
+        [params.clone()].into_iter().chain(defaults).map(with).collect()
     }
 
     /// What came of it, unless the time is over and the present choice is not among it: then nothing is known to be
