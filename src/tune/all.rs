@@ -43,13 +43,14 @@ impl All<'_> {
     /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
     /// before the end.
     pub(crate) fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
-        let n_fused = pieces.iter().filter(|piece| self.is_only_fused(piece)).count();
+        let of_no_launch = |piece: &&Piece| !self.args.stale && self.setup.is_only_fused(piece);
+        let (n_fused, all) = (pieces.iter().filter(of_no_launch).count(), pieces.len());
         if n_fused > 0 {
-            let all = pieces.len();
-            self.output.note(&format!(
-                "{n_fused} of {all} are of ops that only run fused there: they are timed as they are, not searched \
-                 (`--op` searches them)"
-            ));
+            let what = match self.is_named() {
+                true => "no step asks for their rows (`kernels plan --why`)",
+                false => "they are timed as they are, not searched (`--op` searches them)",
+            };
+            self.output.note(&format!("{n_fused} of {all} are of ops that only run fused there: {what}"));
         }
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.
@@ -146,8 +147,13 @@ impl All<'_> {
         Ok(true)
     }
 
+    /// Whether it is timed as it is: an op that is named is searched all the same.
     fn is_only_fused(&self, piece: &Piece) -> bool {
-        !self.args.stale && self.setup.is_only_fused(piece)
+        !self.args.stale && !self.is_named() && self.setup.is_only_fused(piece)
+    }
+
+    fn is_named(&self) -> bool {
+        !self.args.job.op.is_empty()
     }
 
     fn is_over(&self) -> bool {

@@ -21,6 +21,7 @@ use kernel::target::Target;
 use kernel::target::compute_unit::Product;
 use kernel::template::{Precision, Problem};
 use kernel::tuning::TuningTables;
+use kernel::tuning::edit::NewRow;
 use kernel::tuning::table::ProvenanceKind;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
@@ -57,7 +58,7 @@ pub(super) struct Setup {
     pub(crate) job: TuningJob,
     /// Which of its problems.
     which: BTreeSet<usize>,
-    /// Those that are launched by themselves now; unknown where ops are named, or other types.
+    /// Those that are launched by themselves now; unknown where other types are named.
     alone: Option<Alone>,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) precision: Precision,
@@ -100,8 +101,7 @@ impl Setup {
         let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let known = if args.generic { tables.generic(&target) } else { tables.clone() };
         let chooser = Chooser::new(args.source.library()?, known, target)?;
-        let knows = args.op.is_empty() && args.dtype.is_empty();
-        let alone = knows.then(|| Alone::new(&graph, &chooser)).transpose()?;
+        let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
@@ -206,9 +206,14 @@ impl Setup {
     }
 
     /// Whether no step launches such an op at so many rows: it is done there as a part of longer runs alone. It is then
-    /// held beside these as it is, and not searched.
+    /// held beside these as it is, and not searched, unless it is named.
     pub(crate) fn is_only_fused(&self, piece: &Piece) -> bool {
         self.alone.as_ref().is_some_and(|alone| alone.is_only_fused(&self.job, piece))
+    }
+
+    /// Whether no step asks for a new row.
+    pub(crate) fn is_asked_for_by_none(&self, row: &NewRow) -> bool {
+        self.alone.as_ref().is_some_and(|alone| alone.is_asked_for_by_none(row))
     }
 
     fn product(&self) -> Option<&Product> {
