@@ -294,9 +294,9 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut asked = args.op.iter().map(of_op).chain(args.variant.iter().map(of_variant)).collect::<Vec<_>>();
     asked.push((String::new(), selection.clone()));
     let no_use = asked.iter().find(|(_, one)| checker.selected(one).next().is_none());
-    if let Some((name, _)) = no_use.filter(|_| broken.is_empty()) {
+    if let Some((name, asked)) = no_use.filter(|_| broken.is_empty()) {
         let id = target.id();
-        let why = none::why_none(library, target, name.trim().trim_matches('`'));
+        let why = none::why_none(library, target, asked);
         let why = why.unwrap_or_else(|| "`gptoss-jit kernels ls --why` lists them".into());
         return Err(UsageError(format!("no template for {id} matches{name}: {why}")).into());
     }
