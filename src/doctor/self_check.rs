@@ -59,7 +59,8 @@ impl Setup {
 pub(super) fn run() -> anyhow::Result<Vec<String>> {
     let setup = Setup::new()?;
     let words = vec![CHECK_WORKER.into(), "doctor".into()];
-    let children = Children { program: this_program(), words, deadline: DEADLINE, stop: Default::default() };
+    let children =
+        Children { program: this_program(), words, deadline: DEADLINE, stop: Default::default(), until: None };
     let checked = setup.checker(None).check_in_children(&setup.selection(), &children, &mut |_| {})?;
     told(&setup.variant, &checked)
 }

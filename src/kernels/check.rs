@@ -265,7 +265,8 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
 /// Children of this program, told what it was told.
 fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
-    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop: Default::default() }
+    let (stop, until) = (Default::default(), None);
+    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop, until }
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
@@ -293,9 +294,9 @@ pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {
     let mut asked = args.op.iter().map(of_op).chain(args.variant.iter().map(of_variant)).collect::<Vec<_>>();
     asked.push((String::new(), selection.clone()));
     let no_use = asked.iter().find(|(_, one)| checker.selected(one).next().is_none());
-    if let Some((name, _)) = no_use.filter(|_| broken.is_empty()) {
+    if let Some((name, asked)) = no_use.filter(|_| broken.is_empty()) {
         let id = target.id();
-        let why = none::why_none(library, target, name.trim().trim_matches('`'));
+        let why = none::why_none(library, target, asked);
         let why = why.unwrap_or_else(|| "`gptoss-jit kernels ls --why` lists them".into());
         return Err(UsageError(format!("no template for {id} matches{name}: {why}")).into());
     }

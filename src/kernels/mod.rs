@@ -39,6 +39,7 @@ enum Command {
     /// Print the rendered source of a template, as the compiler gets it
     Show(show::ShowArgs),
     /// Show which template runs for each node of a model and each row count, and what decided that; no GPU needed
+    #[command(after_help = plan::COLUMNS)]
     Plan(Box<plan::PlanArgs>),
     /// Render, compile and run templates on their test shapes, and compare with the reference
     Check(check::CheckArgs),

@@ -66,6 +66,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
     let (target, on) = watch.place(&place, &tables)?;
     let where_to = match &on {
         On::Device(device) => format!("checked and timed on {device}"),
+        On::Simulator if target.is_simulated => format!("checked in the simulator of {}", target.arch),
         On::Simulator => format!("checked in the simulator, predicted for {}", target.id()),
     };
     output.note(&format!("{}/{}: {where_to}; ^C ends", place.op, place.variant));
@@ -198,7 +199,7 @@ impl Watch<'_> {
         let beside = choosers.beside(&template, self.shape)?.into_iter().next();
         // The objects of the real shapes are compiled while the small ones run.
         let (checked, times) = thread::scope(|scope| {
-            let elsewhere = beside.as_ref().filter(|_| matches!(on, On::Simulator));
+            let elsewhere = beside.as_ref().filter(|_| matches!(on, On::Simulator) && !target.is_simulated);
             let thread = elsewhere.map(|beside| scope.spawn(|| predicted(&choosers, beside, store)));
             let within = self.within.unwrap_or_else(|| WITHIN / template.precisions().count() as u32);
             let checked: anyhow::Result<Vec<Checked>> = self.check(place, target, on, (store, stop), library, within);
@@ -218,6 +219,7 @@ impl Watch<'_> {
         let times = match (on, &beside, times) {
             (_, _, Some(predicted)) => predicted?,
             (On::Device(device), Some(beside), _) => self.timed(device, beside, source, output)?,
+            (On::Simulator, Some(_), None) => format!("`--arch {}` predicts a time", target.arch),
             _ => "at none of the model's shapes".to_owned(),
         };
         let worst = checked.iter().map(|checked| checked.worst).fold(0.0, f64::max);

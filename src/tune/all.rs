@@ -1,6 +1,7 @@
 //! All pieces in their order: first those at which parameters are searched for, of every problem, then what is compared
 //! and what lies between. Whatever ends it early, the numbers of rows that matter most were searched.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
@@ -23,6 +24,8 @@ pub(super) struct All<'a> {
     pub(crate) setup: &'a Setup,
     pub(crate) bar: &'a Bar<'a>,
     pub(crate) output: &'a Output,
+    /// Pieces that are searched, besides the usual numbers of rows.
+    pub(crate) searched: BTreeSet<Piece>,
     /// When nothing new is begun any more.
     pub(crate) until: Option<Instant>,
 }
@@ -40,13 +43,14 @@ impl All<'_> {
     /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
     /// before the end.
     pub(crate) fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
-        let n_fused = pieces.iter().filter(|piece| self.is_only_fused(piece)).count();
+        let of_no_launch = |piece: &&Piece| !self.args.stale && self.setup.is_only_fused(piece);
+        let (n_fused, all) = (pieces.iter().filter(of_no_launch).count(), pieces.len());
         if n_fused > 0 {
-            let all = pieces.len();
-            self.output.note(&format!(
-                "{n_fused} of {all} are of ops that only run fused there: they are timed as they are, not searched \
-                 (`--op` searches them)"
-            ));
+            let what = match self.is_named() {
+                true => "no step asks for their rows (`kernels plan --why`)",
+                false => "they are timed as they are, not searched (`--op` searches them)",
+            };
+            self.output.note(&format!("{n_fused} of {all} are of ops that only run fused there: {what}"));
         }
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.
@@ -82,7 +86,8 @@ impl All<'_> {
                 at.store(if is_search { nth } else { problems.len() }, Ordering::Relaxed);
                 let ends = [of_problem.first(), of_problem.last()];
                 let is_searched = |piece: &Piece| {
-                    self.args.stale || ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens)
+                    let is_usual = ends.contains(&Some(piece)) || counts.searched.contains(&piece.n_tokens);
+                    is_usual || self.searched.contains(piece)
                 };
                 let is_idle = of_problem.iter().all(|piece| self.is_only_fused(piece));
                 for piece in of_problem.iter().filter(|piece| is_searched(piece) == is_search) {
@@ -142,8 +147,13 @@ impl All<'_> {
         Ok(true)
     }
 
+    /// Whether it is timed as it is: an op that is named is searched all the same.
     fn is_only_fused(&self, piece: &Piece) -> bool {
-        !self.args.stale && self.setup.is_only_fused(piece)
+        !self.args.stale && !self.is_named() && self.setup.is_only_fused(piece)
+    }
+
+    fn is_named(&self) -> bool {
+        !self.args.job.op.is_empty()
     }
 
     fn is_over(&self) -> bool {

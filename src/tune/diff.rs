@@ -55,7 +55,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     let bar = Bar::new(output, differing.len());
     let mut journal = setup.journal(None)?;
-    let mut judge = setup.judge()?;
+    let mut judge = setup.judge(None)?;
     let effort = setup.effort();
     let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, (&bar, None));
     let mut found = Vec::new();

@@ -139,6 +139,10 @@ impl Gate<'_> {
         Ok((evidence, finding))
     }
 
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     fn rendered(&self, library: &Library, row: &NewRow, problem: &Problem, target: &Target) -> anyhow::Result<String> {
         let template = library.template(&row.template, target.language())?;
         Ok(render(library, template, problem, &row.params, target)?.source)
@@ -154,8 +158,9 @@ impl Gate<'_> {
         if let Some(finding) = self.journal.find(&key) {
             return Ok(finding);
         }
-        if self.until.is_some_and(|until| Instant::now() >= until) {
-            return Ok(Finding::Unchecked("no time was left".into()));
+        let no_time = || Ok(Finding::Unchecked("no time was left".into()));
+        if self.is_over() {
+            return no_time();
         }
         if let Err(error) = self.setup.store.try_compiler(&self.simulated) {
             return Ok(Finding::Unchecked(hint::chain(&error)));
@@ -173,9 +178,8 @@ impl Gate<'_> {
         for (name, value) in &row.params {
             words.extend(["--set".into(), format!("{name}={value}").into()]);
         }
-        let left = self.until.map_or(DEADLINE, |until| until.saturating_duration_since(Instant::now()));
-        let children =
-            Children { program: this_program(), words, deadline: left.min(DEADLINE), stop: Default::default() };
+        let (stop, until) = (Default::default(), self.until);
+        let children = Children { program: this_program(), words, deadline: DEADLINE, stop, until };
         let selection = Selection {
             op: vec![op.to_owned()],
             op_alone: true,
@@ -198,6 +202,7 @@ impl Gate<'_> {
             (None, Some(unknown), _) => Finding::Unchecked(unknown),
             (None, None, Some(failure)) => Finding::Unchecked(failure.to_string()),
             (None, None, None) if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
+            (None, None, None) if self.is_over() => return no_time(),
             (None, None, None) => Finding::Unchecked("no test shape takes its parameters".into()),
         };
         if !matches!(finding, Finding::Unchecked(_)) {

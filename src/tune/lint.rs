@@ -86,14 +86,23 @@ impl Args {
         let checkpoint = Checkpoint::random(self.model.config(Some(2)), Encoding::default(), 0)?;
         let Ok(graph) = model_problems::graph(&checkpoint, Precision::Bf16, target, library) else { return Ok(vec![]) };
         let job = TuningJob::from_graph(&graph, &library.fusions(target), CONTEXT, 0);
-        let told = stale::rows(&job, &chooser).into_iter().map(|one| {
-            let what = format!(
-                "its template renders to something else now: `gptoss-jit tune --stale --arch {}` judges it anew",
-                target.arch
-            );
-            (one.row.place.clone(), what)
-        });
-        Ok(told.collect())
+        let mut told: Vec<(String, String)> = Vec::new();
+        for one in stale::rows(&job, &chooser) {
+            if told.iter().any(|(place, _)| *place == one.row.place) {
+                continue; // each of its problems is one
+            }
+            let what = match one.is_of_no_problem {
+                false => "its template renders to something else now".to_owned(),
+                true => format!(
+                    "no problem of {} that it decides renders to its `source`, and it has no `problem` that says which \
+                     was measured",
+                    self.model.name()
+                ),
+            };
+            let cure = format!("`gptoss-jit tune --stale --arch {}` judges it anew", target.arch);
+            told.push((one.row.place, format!("{what}: {cure}")));
+        }
+        Ok(told)
     }
 }
 

@@ -234,13 +234,9 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     // A typing error costs no minutes.
     setup.problems().try_for_each(|problem| write::facts(problem, &args.r#where).map(drop))?;
-    let pieces = setup.pieces(args);
+    let (pieces, searched) = setup.pieces(args);
     let mut journal = setup.journal(args.journal.as_deref())?;
     let bar = Bar::new(output, pieces.len());
-    let mut judge = setup.judge()?;
-    if let Some(notice) = judge.notice() {
-        output.note(&notice);
-    }
     let effort = setup.effort();
     let decides_by_steps = setup.kind() == ProvenanceKind::Measured && setup.decides_by_steps();
     let until = args.job.within.map(|within| begun + within);
@@ -250,11 +246,15 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let for_steps = part(decides_by_steps, 3, FOR_STEPS);
     let for_checks = part(!args.unchecked && gate::may_have_work(&setup), 4, gate::FOR_CHECKS);
     let until_found = until.map(|until| until - for_steps - for_checks);
+    let mut judge = setup.judge(until_found)?;
+    if let Some(notice) = judge.notice() {
+        output.note(&notice);
+    }
     let mut tuner = setup.tuner(&effort, &mut judge, &mut journal, (&bar, until_found));
     setup.store.compiler().compile_until(until_found);
     let (mut all, is_cut) =
-        All { args, setup: &setup, bar: &bar, output, until: until_found }.tune(&mut tuner, &pieces)?;
-    setup.store.compiler().compile_until(None);
+        All { args, setup: &setup, bar: &bar, output, searched, until: until_found }.tune(&mut tuner, &pieces)?;
+    setup.store.compiler().compile_until(until);
     let found = journal.n_found();
     if found > 0 {
         output.note(&format!("{found} verdicts were in the journal"));
@@ -265,6 +265,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         plot.fill(|file| file.write_all(text.as_bytes()))?;
     }
     let rows = gate::rows(&mut all, args, &setup, &mut journal, (&bar, output), until)?;
+    setup.store.compiler().compile_until(None);
     let against = setup.held_against(is_cut);
     if is_cut && args.job.generic && decides_by_steps {
         output.note("the search was cut short: whole steps are compared with those of the arch's own rows");

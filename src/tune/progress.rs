@@ -1,7 +1,9 @@
-//! Progress: a bar on a terminal, a line per piece in a log.
+//! Progress: a bar on a terminal, a line per piece in a log, and one every ten seconds of a piece that takes longer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::report;
 use crate::output::Output;
@@ -10,6 +12,21 @@ use kernel::template::Problem;
 use workbench::tune::job::Piece;
 use workbench::tune::tuner::Tuned;
 
+/// How long nothing is heard in a log, at most.
+const SILENCE: Duration = Duration::from_secs(10);
+
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What goes on, for who waits.
+struct UnderWay {
+    what: String,
+    since: Instant,
+    /// When something was told.
+    told: Instant,
+    n_compiled: usize,
+}
+
 /// A bar of pieces: what is tried, what was found, how long it will take.
 pub(super) struct Bar<'a> {
     bar: indicatif::ProgressBar,
@@ -17,6 +34,46 @@ pub(super) struct Bar<'a> {
     begun: Instant,
     n_better: AtomicUsize,
     n_tried: AtomicUsize,
+    under_way: Arc<Mutex<UnderWay>>,
+    /// Whoever tells of long pieces ends with this.
+    _teller: mpsc::Sender<()>,
+}
+
+impl UnderWay {
+    fn new(what: String) -> Self {
+        let now = Instant::now();
+        Self { what, since: now, told: now, n_compiled: 0 }
+    }
+
+    /// What there is to tell if nothing was for long.
+    fn line(&mut self, now: Instant) -> Option<String> {
+        if self.what.is_empty() || now.saturating_duration_since(self.told) < SILENCE {
+            return None;
+        }
+        self.told = now;
+        let (seconds, n) = (now.saturating_duration_since(self.since).as_secs(), self.n_compiled);
+        Some(format!("{}: {seconds} s, {n} kernels compiled", self.what))
+    }
+}
+
+fn locked(under_way: &Mutex<UnderWay>) -> MutexGuard<'_, UnderWay> {
+    under_way.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Tells of what takes long, in a log, until the bar is gone. Returns what ends that.
+fn tell_of_long_ones(under_way: &Arc<Mutex<UnderWay>>, output: &Output) -> mpsc::Sender<()> {
+    let (teller, is_gone) = mpsc::channel();
+    let (under_way, output) = (Arc::clone(under_way), output.clone());
+    let tell = move || {
+        while is_gone.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if let Some(line) = locked(&under_way).line(Instant::now()) {
+                output.note(&line);
+            }
+        }
+    };
+    // Without a thread nobody is told, and all else is as it was.
+    drop(thread::Builder::new().spawn(tell));
+    teller
 }
 
 impl<'a> Bar<'a> {
@@ -25,15 +82,23 @@ impl<'a> Bar<'a> {
         let style = indicatif::ProgressStyle::with_template("{wide_bar} {pos}/{len} {prefix}\n{wide_msg}");
         bar.set_style(style.expect("a constant template"));
         bar.set_length(n_pieces as u64);
-        if output.shows_progress() {
-            bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
-        }
-        Self { bar, output, begun: Instant::now(), n_better: AtomicUsize::new(0), n_tried: AtomicUsize::new(0) }
+        let under_way = Arc::new(Mutex::new(UnderWay::new(String::new())));
+        let teller = match output.shows_progress() {
+            true => {
+                bar.set_draw_target(indicatif::ProgressDrawTarget::stderr());
+                mpsc::channel().0
+            }
+            false => tell_of_long_ones(&under_way, output),
+        };
+        let [n_better, n_tried] = [0, 0].map(AtomicUsize::new);
+        Self { bar, output, begun: Instant::now(), n_better, n_tried, under_way, _teller: teller }
     }
 
     /// A piece is tuned now.
     pub(crate) fn begin(&self, problem: &Problem, piece: &Piece) {
-        self.bar.set_message(report::short(problem, piece));
+        let what = report::short(problem, piece);
+        *locked(&self.under_way) = UnderWay::new(what.clone());
+        self.bar.set_message(what);
         self.tell();
     }
 
@@ -44,6 +109,7 @@ impl<'a> Bar<'a> {
         }
         self.bar.inc(1);
         self.tell();
+        locked(&self.under_way).told = Instant::now();
         let line = format!("{}/{} {}", self.bar.position(), self.bar.length().unwrap_or(0), report::line(tuned));
         if self.output.shows_progress() { self.bar.println(line) } else { self.output.note(&line) }
     }
@@ -56,6 +122,7 @@ impl<'a> Bar<'a> {
     /// Something else is done now.
     pub(crate) fn say(&self, what: &str) {
         self.bar.set_message(what.to_owned());
+        *locked(&self.under_way) = UnderWay::new(what.to_owned());
         if !self.output.shows_progress() {
             self.output.note(what);
         }
@@ -63,6 +130,7 @@ impl<'a> Bar<'a> {
 
     pub(crate) fn clear(&self) {
         self.bar.finish_and_clear();
+        *locked(&self.under_way) = UnderWay::new(String::new());
     }
 
     fn tell(&self) {
@@ -85,5 +153,25 @@ fn minutes(seconds: f64) -> String {
 impl Progress for Bar<'_> {
     fn finished(&self, _label: &str, _result: &Result<Loaded, StoreError>, _elapsed_ms: u64) {
         self.bar.tick();
+        locked(&self.under_way).n_compiled += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_long_is_told_every_ten_seconds_with_how_far_it_is() {
+        let mut under_way = UnderWay::new("linear 64x32, 1 rows".into());
+        let begun = under_way.since;
+        let mut told = Vec::new();
+        for second in 0..=25 {
+            under_way.n_compiled = second;
+            told.extend(under_way.line(begun + Duration::from_secs(second as u64)));
+        }
+        let line = |n: usize| format!("linear 64x32, 1 rows: {n} s, {n} kernels compiled");
+        assert_eq!(told, [line(10), line(20)]);
+        assert_eq!(UnderWay::new(String::new()).line(begun + Duration::from_secs(60)), None, "nothing is under way");
     }
 }

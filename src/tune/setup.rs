@@ -22,6 +22,7 @@ use kernel::target::Target;
 use kernel::target::compute_unit::Product;
 use kernel::template::{Precision, Problem};
 use kernel::tuning::TuningTables;
+use kernel::tuning::edit::NewRow;
 use kernel::tuning::table::ProvenanceKind;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
@@ -58,7 +59,7 @@ pub(super) struct Setup {
     pub(crate) job: TuningJob,
     /// Which of its problems.
     which: BTreeSet<usize>,
-    /// Those that are launched by themselves now; unknown where ops are named, or other types.
+    /// Those that are launched by themselves now; unknown where other types are named.
     alone: Option<Alone>,
     pub(crate) checkpoint: Checkpoint,
     pub(crate) precision: Precision,
@@ -101,8 +102,7 @@ impl Setup {
         let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let known = if args.generic { tables.generic(&target) } else { tables.clone() };
         let chooser = Chooser::new(args.source.library()?, known, target)?;
-        let knows = args.op.is_empty() && args.dtype.is_empty();
-        let alone = knows.then(|| Alone::new(&graph, &chooser)).transpose()?;
+        let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
@@ -190,16 +190,15 @@ impl Setup {
         counts
     }
 
-    /// What is tuned, in order.
-    pub(crate) fn pieces(&self, args: &Args) -> Vec<Piece> {
+    /// What is tuned, in order, and which of it is searched besides what usually is.
+    pub(crate) fn pieces(&self, args: &Args) -> (Vec<Piece>, BTreeSet<Piece>) {
         if !args.stale {
-            return self.all_pieces();
+            return (self.all_pieces(), BTreeSet::new());
         }
-        let stale = self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem));
-        let mut pieces: Vec<Piece> = stale.map(|one| one.piece).collect();
-        pieces.sort_unstable();
-        pieces.dedup();
-        pieces
+        let stale: Vec<Stale> =
+            self.stale().into_iter().filter(|one| self.which.contains(&one.piece.problem)).collect();
+        let pieces: BTreeSet<Piece> = stale.iter().flat_map(|one| one.pieces(&self.job, &self.chooser)).collect();
+        (pieces.into_iter().collect(), stale.into_iter().map(|one| one.piece).collect())
     }
 
     /// Every piece that the command line asks for, what takes the largest share of a step first.
@@ -208,9 +207,14 @@ impl Setup {
     }
 
     /// Whether no step launches such an op at so many rows: it is done there as a part of longer runs alone. It is then
-    /// held beside these as it is, and not searched.
+    /// held beside these as it is, and not searched, unless it is named.
     pub(crate) fn is_only_fused(&self, piece: &Piece) -> bool {
         self.alone.as_ref().is_some_and(|alone| alone.is_only_fused(&self.job, piece))
+    }
+
+    /// Whether no step asks for a new row.
+    pub(crate) fn is_asked_for_by_none(&self, row: &NewRow) -> bool {
+        self.alone.as_ref().is_some_and(|alone| alone.is_asked_for_by_none(row))
     }
 
     fn product(&self) -> Option<&Product> {
@@ -244,15 +248,17 @@ impl Setup {
         }
     }
 
-    pub(crate) fn judge(&self) -> anyhow::Result<Judging<'_>> {
+    /// Who judges, until a time.
+    pub(crate) fn judge(&self, until: Option<Instant>) -> anyhow::Result<Judging<'_>> {
         let Some((name, _)) = &self.opened else {
             let facts = self.chooser.tables().facts(&self.target().arch);
             let judge = Predicted::new(&self.job, self.chooser.library(), self.target(), &self.store, facts)?;
-            return Ok(Judging::Model(judge));
+            return Ok(Judging::Model(judge.until(until)));
         };
         let words = std::iter::once(TUNE_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
         let deadline = Duration::from_secs(self.args.deadline.into());
-        Ok(Judging::Device(Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store)))
+        let measuring = Measuring::new(this_program(), words, deadline, name.clone(), self.target(), &self.store);
+        Ok(Judging::Device(measuring.until(until)))
     }
 
     /// What asks a judge about the job's pieces.

@@ -1,7 +1,8 @@
 //! Whole steps with the rows that were found and without them, beside what the machine could do at most.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
 
@@ -56,6 +57,9 @@ struct Engines<'a> {
     found: Map<String, Value>,
     /// How often each was done, by its name and the rows.
     n_done: BTreeMap<(String, String), usize>,
+    until: Option<Instant>,
+    /// What the longest measurement took.
+    longest: &'a Cell<Duration>,
 }
 
 /// A work that was done.
@@ -79,8 +83,11 @@ pub(super) fn decide(
     let asked = SuiteOptions { repeats: Some(3), steps: Some(20), ..SuiteOptions::default() };
     let suite = Suite::new(&asked, setup.target());
     let (found, n_done) = (Map::new(), BTreeMap::new());
-    let mut engines = Engines { setup, tables, journal, bar, suite, limits: None, found, n_done };
-    let is_over = || until.is_some_and(|until| Instant::now() >= until);
+    let longest = Cell::new(Duration::ZERO);
+    let mut engines =
+        Engines { setup, tables, journal, bar, suite, limits: None, found, n_done, until, longest: &longest };
+    // A measurement cannot be stopped: none is begun that would not be done by then.
+    let is_over = || until.is_some_and(|until| Instant::now() + longest.get() >= until);
     let decision = decide_by(rows, &works, PAIRS, &mut engines, &is_over)?;
     if decision.n_dropped > 0 {
         let why = "whole steps are slower with them, or were not measured within the time";
@@ -117,7 +124,9 @@ impl Steps for Engines<'_> {
             None => {
                 let which = if rows.is_some() { "new" } else { "old" };
                 self.bar.say(&format!("whole steps, {which}: {}", work.name));
+                let begun = Instant::now();
                 let done = self.measure(work, tables)?;
+                self.longest.set(self.longest.get().max(begun.elapsed()));
                 self.journal.keep(&key, &done)?;
                 done
             }
@@ -162,7 +171,9 @@ impl Engines<'_> {
         let setup = self.setup;
         let (target, driver) = setup.open()?;
         let library = setup.args().source.library()?;
-        let pipeline = Pipeline::new(library, tables, target, Store::from_env()?.without_bundles(), driver)?;
+        let store = Store::from_env()?.without_bundles();
+        store.compiler().compile_until(self.until);
+        let pipeline = Pipeline::new(library, tables, target, store, driver)?;
         if self.limits.is_none() {
             self.limits = Some(limits::measure(&pipeline, Care::Little)?);
         }

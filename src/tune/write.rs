@@ -45,8 +45,8 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
         (!parts.is_empty()).then(|| parts.iter().map(of_part).sum()).flatten()
     };
     let mut rows: Vec<NewRow> = Vec::new();
-    // No step would ask for their rows.
-    let is_asked_for = |one: &&Tuned| args.stale || !setup.is_only_fused(&one.piece);
+    // No step would ask for their rows. Those of ops that are named are told when they are written.
+    let is_asked_for = |one: &&Tuned| args.stale || !args.job.op.is_empty() || !setup.is_only_fused(&one.piece);
     let asked: Vec<Tuned> = all.iter().filter(is_asked_for).cloned().collect();
     for of_problem in asked.chunk_by(|a, b| (a.piece.problem, a.piece.step) == (b.piece.problem, b.piece.step)) {
         let facts = facts(&of_problem[0].problem, &args.r#where)?;
@@ -79,6 +79,14 @@ pub(super) fn write(rows: &[NewRow], setup: &Setup, output: &Output) -> anyhow::
     let path = setup::folder(&setup.args().source)?.join(format!("{}.toml", name(setup)));
     edit::write(&path, &merged(rows, setup)?)?;
     output.note(&format!("{} rows are in `{}`", rows.len(), path.display()));
+    for row in rows.iter().filter(|row| setup.is_asked_for_by_none(row)) {
+        let (op, arch) = (&row.op, &setup.target().arch);
+        output.warning(&format!(
+            "no step of the forward pass asks for the row of `{op}` at {} tokens: a kernel of a longer run does it there \
+             (`gptoss-jit kernels plan --arch {arch} --op {op}`)",
+            row.tokens
+        ));
+    }
     Ok(())
 }
 

@@ -144,12 +144,19 @@ impl Problem {
 /// Whether a row was measured on this problem and with another source than this one, to which its template renders
 /// now. Of a row that does not say on which problem it was measured, it is known only if it wants all of its facts.
 pub fn is_stale(row: &TuningRow, problem: &Problem, source: &str) -> bool {
-    let Some(measured) = &row.source else { return false };
-    let is_its_problem = match &row.problem {
-        Some(identity) => *identity == problem.identity(),
-        None => row.facts == problem.query().facts,
-    };
-    is_its_problem && *measured != sha256_hex(source.as_bytes())
+    let is_its_problem = row.problem.as_ref().is_none_or(|identity| *identity == problem.identity());
+    row.source.is_some() && is_its_problem && is_of_a_problem(row, problem) && !renders_it(row, source)
+}
+
+/// Whether a row says which problem was measured, by its digest or by all of its facts. Of another one its source says
+/// nothing for one problem alone.
+pub fn is_of_a_problem(row: &TuningRow, problem: &Problem) -> bool {
+    row.problem.is_some() || row.facts == problem.query().facts
+}
+
+/// Whether a source is the one that a row was measured with.
+pub fn renders_it(row: &TuningRow, source: &str) -> bool {
+    row.source.as_ref().is_some_and(|measured| *measured == sha256_hex(source.as_bytes()))
 }
 
 impl Chooser {

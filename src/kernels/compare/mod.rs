@@ -86,7 +86,7 @@ pub(super) struct CompareArgs {
     context: u32,
 
     /// Also predict whole steps with either kernel instead of today's (kernels)
-    #[arg(long, requires = "arch", conflicts_with = "prompt")]
+    #[arg(long, conflicts_with_all = ["prompt", "device"])]
     steps: bool,
 
     #[command(flatten)]
@@ -357,17 +357,20 @@ impl CompareArgs {
                 "tables are compared by predicted steps: `--arch`; `tune diff A B --device` measures where they differ";
             return Err(UsageError(why.into()).into());
         };
-        let store = Store::from_env()?.without_bundles();
+        let [a, b] = [&self.a, &self.b].map(|word| -> anyhow::Result<Chooser> {
+            let tuning = (word != "today").then(|| PathBuf::from(word));
+            let source = SourceArgs { templates: self.source.templates.clone(), tuning };
+            let tables = source.tables()?;
+            let target = predictable(arch, &tables)?;
+            Ok(Chooser::new(source.library()?, tables, target)?)
+        });
+        // What is wrong with one of them is told before anything is compiled.
+        let (choosers, store) = ([a?, b?], Store::from_env()?.without_bundles());
         let mut steps = Vec::new();
         for &n in &self.tokens {
-            let both = [&self.a, &self.b].map(|word| -> anyhow::Result<StepTime> {
-                let tuning = (word != "today").then(|| PathBuf::from(word));
-                let source = SourceArgs { templates: self.source.templates.clone(), tuning };
-                let tables = source.tables()?;
-                let target = predictable(arch, &tables)?;
-                let chooser = Chooser::new(source.library()?, tables, target)?;
-                let launches = self.planned(&chooser, n)?.launches(n as usize, self.context as usize);
-                self.step_time(&chooser, launches, &store, output)
+            let both = choosers.each_ref().map(|chooser| -> anyhow::Result<StepTime> {
+                let launches = self.planned(chooser, n)?.launches(n as usize, self.context as usize);
+                self.step_time(chooser, launches, &store, output)
             });
             let [a, b] = both;
             steps.push(Step { n_tokens: n, both: [a?, b?] });

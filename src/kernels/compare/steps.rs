@@ -121,7 +121,77 @@ pub(super) fn verdict(a: f64, b: f64, noise: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::verdict;
+    use std::sync::Arc;
+
+    use super::{Step, verdict};
+    use kernel::step::StepKind;
+    use kernel::target::Language;
+    use kernel::template::library::{Layer, Library};
+    use kernel::template::work::Work;
+    use kernel::template::{Precision, Problem};
+    use workbench::predict::step::{LaunchTime, StepLaunch, StepTime};
+    use workbench::predict::{Code, PredictError, Prediction};
+    use workbench::timing::{Candidate, Setup};
+
+    /// A step of so many launches of each label, by `rmsnorm/rows` with a parameter, each of so many microseconds.
+    fn step_time(launches: &[(&str, usize, u32, Option<f64>)]) -> StepTime {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let template = library.template("rmsnorm/rows", Language::C).expect("it is there");
+        let problem = Problem::plain("rmsnorm", Precision::F32);
+        let launch = |&(label, n_launches, value, us): &(&str, usize, u32, Option<f64>)| {
+            let candidate = Candidate { template: Arc::clone(template), params: [("p".to_owned(), value)].into() };
+            let setup = Setup::for_problem(&problem, 1, StepKind::Decode, 64, 0);
+            let launch = StepLaunch { label: label.to_owned(), n_launches, problem: problem.clone(), candidate, setup };
+            let prediction = us.map(|us| Prediction {
+                memory_s: us * 1e-6,
+                cache_s: 0.0,
+                compute_s: 0.0,
+                waves_s: 0.0,
+                launch_s: 1.0,
+                blocks_per_unit: 1,
+                generations: 1.0,
+            });
+            let prediction = prediction.map(|prediction| (Code::default(), prediction));
+            let prediction = prediction.ok_or(PredictError::LongLoop { code_bytes: 2, cache_bytes: 1 });
+            (launch, LaunchTime { work: Work::default(), prediction })
+        };
+        StepTime { launches: launches.iter().map(launch).collect() }
+    }
+
+    #[test]
+    fn steps_of_two_tables_differ_by_the_nodes_that_they_do_otherwise() {
+        let a = step_time(&[("norm", 24, 1, Some(5.0)), ("out", 24, 1, Some(10.0)), ("sample", 1, 1, Some(36.0))]);
+        let b = step_time(&[("norm + out", 24, 2, Some(10.0)), ("sample", 1, 1, Some(36.0))]);
+        let step = Step { n_tokens: 8, both: [a, b] };
+        let cells = |cells: &[&str]| cells.iter().map(|cell| (*cell).to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            step.differences(),
+            [
+                cells(&["norm", "rmsnorm/rows p=1", "120.0", "-", "-"]),
+                cells(&["out", "rmsnorm/rows p=1", "240.0", "-", "-"]),
+                cells(&["norm + out", "-", "-", "rmsnorm/rows p=2", "240.0"]),
+            ]
+        );
+        // 24 launches of 5 and 10 us and one of 36, and a microsecond for each of 49 or of 25.
+        let json = step.json(0.10);
+        let ms = |name: &str| (json[name].as_f64().expect("a number") * 1e6).round() as u64;
+        assert_eq!((ms("a_ms"), ms("b_ms")), (445_000, 301_000));
+        assert_eq!((&json["rows"], &json["verdict"]), (&8.into(), &"B is faster by 48 %".into()));
+    }
+
+    #[test]
+    fn a_step_that_lacks_a_launch_is_not_called_the_faster_one() {
+        let both = || [("norm", 24, 1, Some(5.0)), ("out", 24, 1, Some(10.0))];
+        let mut without = both();
+        without[1].3 = None;
+        let of = |a: &[(&str, usize, u32, Option<f64>)], b: &[(&str, usize, u32, Option<f64>)]| Step {
+            n_tokens: 1,
+            both: [step_time(a), step_time(b)],
+        };
+        assert_eq!(of(&both(), &without).verdict(0.10), None);
+        assert_eq!(of(&without, &without).verdict(0.10).as_deref(), Some("no difference"));
+        assert!(of(&both(), &both()).differences().is_empty());
+    }
 
     #[test]
     fn what_is_within_the_noise_is_no_difference() {

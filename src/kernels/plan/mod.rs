@@ -26,6 +26,21 @@ use report::Report;
 /// Longest sequence, in tokens: as `run` has it.
 const CAPACITY_TOKENS: usize = 1024;
 
+/// What the table says.
+pub(super) const COLUMNS: &str = "\
+Columns:
+  nodes      What one launch computes, in which layers: `block.0-23.attn.norm + qkv`
+  step       decode: one token for each sequence; mixed: several tokens of a sequence, as
+             of its prompt; any: both
+  rows       Token rows of the step. With `logits` only those for which a next token is
+             computed, with `changed` those whose logits a request changes, with
+             `logprobs` those whose log-probabilities it asks for
+  template   The kernel that runs, with its parameters in the next column
+  chosen by  The tuning row (file:line) and where it comes from, and the rows that it goes
+             before; or the template's priority
+  next       What would run without that template, and how many more fit
+  by         With --n-cpu-moe: who computes it";
+
 #[derive(clap::Args)]
 pub(super) struct PlanArgs {
     #[command(flatten)]

@@ -15,7 +15,7 @@ use crate::spans::SpanLine;
 use engine::graph::placement::Place;
 use engine::graph::{Rows, StepLimits};
 use engine::plan::overruled::Overruled;
-use kernel::choice::{Choice, Chooser, Ranking, Why, is_stale};
+use kernel::choice::{Choice, Chooser, Ranking, Why, is_of_a_problem, is_stale, renders_it};
 use kernel::template::render::render;
 use kernel::template::{Params, Precision, Template};
 use kernel::tuning::table::{Provenance, TuningRow};
@@ -297,9 +297,7 @@ impl Report<'_> {
             let standing = if i == 0 && ranking.row().is_some() { "by row    " } else { "behind it " };
             told.push(format!("  {standing} {}", self.row_text(row)));
         }
-        if self.is_stale(line) {
-            told.push("  stale      its template renders to something else now than what was measured".into());
-        }
+        told.extend(self.staleness(line).map(|why| format!("  stale      {why}")));
         told.extend(ranking.warnings.iter().map(|warning| format!("  passed over {warning}")));
         told.extend(
             losers(ranking).map(|Loser { template, params, why }| {
@@ -311,16 +309,18 @@ impl Report<'_> {
         told
     }
 
-    /// Whether the row that chose was measured on another text.
-    fn is_stale(&self, line: &SpanLine<'_>) -> bool {
+    /// Why the row that chose is not of the text that runs.
+    fn staleness(&self, line: &SpanLine<'_>) -> Option<&'static str> {
         let (chooser, choice) = (self.chooser, &line.ranking.choices[0]);
         let target = chooser.target();
-        let Some(row) = line.ranking.row().filter(|_| !target.is_simulated && line.decision.place == Place::Device)
-        else {
-            return false;
-        };
-        let rendered = render(chooser.library(), &choice.template, line.problem, &choice.params, target);
-        rendered.is_ok_and(|rendered| is_stale(row, line.problem, &rendered.source))
+        let is_of_target = !target.is_simulated && line.decision.place == Place::Device;
+        let row = line.ranking.row().filter(|row| is_of_target && row.source.is_some())?;
+        let rendered = render(chooser.library(), &choice.template, line.problem, &choice.params, target).ok()?;
+        let is_open = !is_of_a_problem(row, line.problem) && !renders_it(row, &rendered.source);
+        if is_stale(row, line.problem, &rendered.source) {
+            return Some("its template renders to something else now than what was measured");
+        }
+        is_open.then_some("its `source` is not what runs here, and it has no `problem` that says where it was measured")
     }
 
     fn row_text(&self, row: &TuningRow) -> String {

@@ -20,7 +20,7 @@ pub(super) fn run(args: &[&str]) -> Ran {
     Ran::new(args, with_tools(args).output().expect("started"))
 }
 
-fn with_tools(args: &[&str]) -> Command {
+pub(super) fn with_tools(args: &[&str]) -> Command {
     let mut command = command(shared_cache(), args);
     for (variable, fetched) in [("GPTOSS_JIT_HIPRTC", "target/hiprtc"), ("GPTOSS_JIT_LLVM", "target/llvm")] {
         let named = std::env::var_os(variable).map(Into::into);
@@ -178,6 +178,10 @@ fn tune_ends_without_an_llvm_that_knows_the_chip() {
     let mca = folder.path().join("llvm-mca");
     std::fs::write(&mca, OLD_MCA).expect("written");
     std::fs::set_permissions(&mca, std::fs::Permissions::from_mode(0o755)).expect("executable");
+    // comgr disassembles: this one is not started.
+    let (objdump, started) = (folder.path().join("llvm-objdump"), folder.path().join("started"));
+    std::fs::write(&objdump, format!("#!/bin/sh\necho >> {}\nexit 1\n", started.display())).expect("written");
+    std::fs::set_permissions(&objdump, std::fs::Permissions::from_mode(0o755)).expect("executable");
     let path = format!("{}:/usr/bin:/bin", folder.path().display());
     for arch in ["gfx1100", "gfx942"] {
         let args = ["tune", "--arch", arch, "--op", "rmsnorm", "--tokens", "8", "--most", "2", "--dry-run"];
@@ -187,7 +191,7 @@ fn tune_ends_without_an_llvm_that_knows_the_chip() {
         let ran = Ran::new(&args, command.output().expect("started")).ok();
         assert_eq!(ran.stderr.matches("times are predicted by counting instructions").count(), 1, "{}", ran.stderr);
         assert!(ran.stderr.contains("tests/fetch-llvm.sh"), "{}", ran.stderr);
-        assert!(ran.text().contains("rmsnorm/row"), "{}", ran.text());
+        assert!(ran.text().contains("rmsnorm/row") && !started.exists(), "{}", ran.text());
     }
 }
 

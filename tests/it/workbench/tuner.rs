@@ -67,14 +67,14 @@ impl Judge for MadeUp {
 }
 
 /// A linear layer of a small model, on this machine's cores.
-struct World {
-    chooser: Chooser,
-    store: Store,
-    job: TuningJob,
+pub(super) struct World {
+    pub(super) chooser: Chooser,
+    pub(super) store: Store,
+    pub(super) job: TuningJob,
 }
 
 impl World {
-    fn new(tables: TuningTables) -> Self {
+    pub(super) fn new(tables: TuningTables) -> Self {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let options = CompilerOptions::new(env!("CARGO_BIN_EXE_gptoss-jit").into());
         let problem = Problem {
@@ -129,7 +129,7 @@ impl World {
 }
 
 /// So many sets of parameters of `linear/dot`, with these as they are.
-fn effort(most: usize, params: Vec<(String, u32)>) -> TuneEffort {
+pub(super) fn effort(most: usize, params: Vec<(String, u32)>) -> TuneEffort {
     TuneEffort { most, shares: BTreeMap::new(), most_times: 1.0, variants: vec!["dot".into()], params }
 }
 
@@ -288,7 +288,7 @@ impl Steps for MadeUpSteps {
     }
 }
 
-fn row(tokens: &str) -> NewRow {
+pub(super) fn row(tokens: &str) -> NewRow {
     NewRow {
         op: "linear".into(),
         facts: [("weight".to_owned(), Fact::Text("f32".into()))].into(),

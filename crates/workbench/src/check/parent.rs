@@ -46,6 +46,8 @@ pub struct Children {
     pub deadline: Duration,
     /// Set when nobody wants to know any more: what runs is ended, and what was not checked is left out.
     pub stop: Arc<AtomicBool>,
+    /// The same from this time on.
+    pub until: Option<Instant>,
 }
 
 /// A child could not be started, or its socket broke.
@@ -233,6 +235,7 @@ impl Children {
     fn start(&self, job: &CheckJob) -> io::Result<Running> {
         let mut running = Running::start(&self.program, &self.words)?;
         running.stop = Some(Arc::clone(&self.stop));
+        running.until = self.until;
         match running.tell(job) {
             // It ended already: the first look will tell how.
             Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
@@ -253,6 +256,8 @@ pub(crate) struct Running {
     status: Option<ExitStatus>,
     /// Set when nobody waits for it any more.
     stop: Option<Arc<AtomicBool>>,
+    /// When nobody does from then on.
+    pub(crate) until: Option<Instant>,
 }
 
 impl Running {
@@ -266,7 +271,8 @@ impl Running {
             .stdout(io::stderr().as_fd().try_clone_to_owned()?)
             .process_group(0)
             .spawn()?;
-        Ok(Self { process, from_child: BufReader::new(ours), line: Vec::new(), runs: None, status: None, stop: None })
+        let from_child = BufReader::new(ours);
+        Ok(Self { process, from_child, line: Vec::new(), runs: None, status: None, stop: None, until: None })
     }
 
     pub(crate) fn tell(&mut self, what: &impl Serialize) -> io::Result<()> {
@@ -277,12 +283,14 @@ impl Running {
     pub(crate) fn next<M: DeserializeOwned>(&mut self, deadline: Duration) -> Result<M, Death> {
         loop {
             let left = self.runs.as_ref().map(|(_, since)| deadline.saturating_sub(since.elapsed()));
-            if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) {
+            let till = self.until.map(|until| until.saturating_duration_since(Instant::now()));
+            if self.stop.as_ref().is_some_and(|stop| stop.load(Ordering::Relaxed)) || till == Some(Duration::ZERO) {
                 return Err(Death::Stopped);
             }
             // Who may be stopped looks up from time to time.
             let looks = self.stop.as_ref().map(|_| LOOK);
-            let timeout = left.into_iter().chain(looks).min().map(|timeout| timeout.max(Duration::from_millis(1)));
+            let soonest = left.into_iter().chain(looks).chain(till).min();
+            let timeout = soonest.map(|timeout| timeout.max(Duration::from_millis(1)));
             self.from_child.get_ref().set_read_timeout(timeout).expect("not zero");
             match self.from_child.read_until(b'\n', &mut self.line) {
                 Ok(_) if self.line.ends_with(b"\n") => {
@@ -292,7 +300,7 @@ impl Running {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    if left.is_none_or(|left| left > LOOK) && self.stop.is_some() {
+                    if left.is_none_or(|left| Some(left) > soonest) && soonest.is_some() {
                         continue;
                     }
                     // What a kernel started may hold the socket when its process is gone.

@@ -6,9 +6,11 @@ use std::io::{self, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Instant;
 use std::{env, thread};
 
-use rustix::process::{Pid, Resource, Rlimit, Signal, prlimit};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal, prlimit};
 
 use hint::Hint;
 
@@ -30,6 +32,8 @@ const SECONDS: u64 = 20;
 pub struct Llvm {
     /// The folder of unpacked packages or of an installation; without it the tools are those on `PATH`.
     root: Option<PathBuf>,
+    /// From when on none is started, and what runs is stopped.
+    until: Option<Instant>,
 }
 
 /// What kept a tool from answering.
@@ -52,6 +56,9 @@ pub enum LlvmError {
     /// It does not come to an end.
     #[error("`{tool}` was not done after {seconds} s")]
     Time { tool: &'static str, seconds: u64 },
+    /// Nobody waits for it any more.
+    #[error("`{tool}` was not done when the time was over")]
+    TimeIsOver { tool: &'static str },
     #[error("`{tool}` failed: {said}")]
     Failed {
         tool: &'static str,
@@ -66,7 +73,7 @@ impl Hint for LlvmError {
             Self::NotFound { .. } | Self::Start { .. } | Self::Failed { .. } => Some(format!(
                 "`tests/fetch-llvm.sh {FETCHED}` fetches LLVM's tools (Debian); ${ROOT_VARIABLE} names a folder that has them"
             )),
-            Self::Time { .. } => None,
+            Self::Time { .. } | Self::TimeIsOver { .. } => None,
         }
     }
 }
@@ -76,7 +83,13 @@ impl Llvm {
     pub fn find() -> Self {
         let named = env::var_os(ROOT_VARIABLE).filter(|root| !root.is_empty()).map(PathBuf::from);
         let fetched = Path::new(FETCHED);
-        Self { root: named.or_else(|| fetched.join(".complete").is_file().then(|| fetched.to_owned())) }
+        Self { root: named.or_else(|| fetched.join(".complete").is_file().then(|| fetched.to_owned())), until: None }
+    }
+
+    /// The same, until a time: then what runs is stopped, and nothing else is started.
+    #[must_use]
+    pub fn until(self, until: Option<Instant>) -> Self {
+        Self { until, ..self }
     }
 
     /// The version of `llvm-mca`, as it states it, and where it is.
@@ -93,18 +106,22 @@ impl Llvm {
     /// The tools below a folder: unpacked packages, or an installation.
     #[cfg(test)]
     pub(crate) fn below(root: &Path) -> Self {
-        Self { root: Some(root.to_owned()) }
+        Self { root: Some(root.to_owned()), until: None }
     }
 
     /// Runs a tool on `input` and gives what it writes to stdout.
     ///
     /// # Errors
-    /// [`LlvmError`]: there is no such tool, it fails, or it takes more than 20 s of processor time.
+    /// [`LlvmError`]: there is no such tool, it fails, it takes more than 20 s of processor time, or the time is over.
     pub fn run(&self, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
         self.run_for(SECONDS, tool, args, input)
     }
 
     fn run_for(&self, seconds: u64, tool: &'static str, args: &[&str], input: &[u8]) -> Result<String, LlvmError> {
+        let left = || self.until.map(|until| until.saturating_duration_since(Instant::now()));
+        if left().is_some_and(|left| left.is_zero()) {
+            return Err(LlvmError::TimeIsOver { tool });
+        }
         let (program, first_args) = self.program(tool)?;
         let start = |source| LlvmError::Start { program: program.clone(), source };
         let mut command = Command::new(&program);
@@ -112,15 +129,29 @@ impl Llvm {
         let mut child = command.spawn().map_err(start)?;
         let limit = Rlimit { current: Some(seconds), maximum: Some(seconds + 1) };
         // One that has ended by now needs no limit.
-        let _ = prlimit(Some(Pid::from_child(&child)), Resource::Cpu, limit);
+        let pid = Pid::from_child(&child);
+        let _ = prlimit(Some(pid), Resource::Cpu, limit);
+        let handle = left().and_then(|left| Some((left, pidfd_open(pid, PidfdFlags::empty()).ok()?)));
+        let (ends, has_ended) = mpsc::channel::<()>();
         let mut stdin = child.stdin.take().expect("it is piped");
         // Written beside reading: a tool that answers while it still reads would wait for us, and we for it. One that
         // does not read all has a reason, which it tells.
         let output = thread::scope(|scope| {
             scope.spawn(move || stdin.write_all(input));
-            child.wait_with_output()
+            if let Some((left, handle)) = handle {
+                scope.spawn(move || match has_ended.recv_timeout(left) {
+                    Err(mpsc::RecvTimeoutError::Timeout) => pidfd_send_signal(handle, Signal::KILL).is_ok(),
+                    Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => false,
+                });
+            }
+            let output = child.wait_with_output();
+            drop(ends);
+            output
         });
         let output = output.map_err(start)?;
+        if output.status.signal() == Some(Signal::KILL.as_raw()) && left().is_some_and(|left| left.is_zero()) {
+            return Err(LlvmError::TimeIsOver { tool });
+        }
         if output.status.signal() == Some(Signal::XCPU.as_raw()) {
             return Err(LlvmError::Time { tool, seconds });
         }
@@ -163,6 +194,7 @@ impl Llvm {
 mod tests {
     use super::*;
     use std::fs;
+    use std::time::Duration;
 
     #[test]
     fn unpacked_packages_are_started_with_their_own_loader() {
@@ -193,5 +225,22 @@ mod tests {
         fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
         let error = Llvm::below(root.path()).run_for(1, "llvm-mca", &[], b"s_nop 0\n").expect_err("it never ends");
         assert!(matches!(error, LlvmError::Time { tool: "llvm-mca", seconds: 1 }), "{error}");
+    }
+
+    #[test]
+    fn a_tool_that_waits_is_stopped_when_the_time_is_over_and_none_is_started_then() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bin")).unwrap();
+        let (tool, started) = (root.path().join("bin/llvm-mca"), root.path().join("started"));
+        fs::write(&tool, format!("#!/bin/sh\necho >> {}\nexec sleep 1000\n", started.display())).unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+        let until = Instant::now() + Duration::from_millis(300);
+        let llvm = Llvm::below(root.path()).until(Some(until));
+        for _ in 0..2 {
+            let error = llvm.run("llvm-mca", &[], b"s_nop 0\n").expect_err("it waits for ever");
+            assert!(matches!(error, LlvmError::TimeIsOver { tool: "llvm-mca" }), "{error}");
+        }
+        assert_eq!(fs::read_to_string(started).unwrap_or_default().len(), 1, "started once");
     }
 }

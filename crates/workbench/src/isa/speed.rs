@@ -6,6 +6,8 @@
 //! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time
 //! comes from its published rate.
 
+use std::time::Instant;
+
 use serde::Deserialize;
 
 use super::llvm::{Llvm, LlvmError};
@@ -49,6 +51,13 @@ impl IssueModel {
         };
         let cure = LlvmError::NotFound { tool: "llvm-mca", searched: Vec::new() }.hint().unwrap_or_default();
         Self::Counted { why: format!("{why} ({cure})") }
+    }
+
+    /// The same, until a time: from then on it counts, which nobody is to keep.
+    pub(crate) fn until(&mut self, until: Option<Instant>) {
+        if let Self::Mca(llvm) = self {
+            *llvm = llvm.clone().until(until);
+        }
     }
 
     /// The model in a word, for who keeps predictions.
@@ -150,7 +159,7 @@ fn predict(body: &[&Instruction], iterations: u32, model: &IssueModel, machine: 
     };
     let answer = match asked {
         Ok(Some(answer)) => answer,
-        Ok(None) => counted(body, iterations, machine),
+        Ok(None) | Err(LlvmError::TimeIsOver { .. }) => counted(body, iterations, machine),
         Err(error) => {
             tracing::warn!(
                 "the instructions of a loop are counted, of which llvm-mca does not say what they take: {}",

@@ -1,6 +1,7 @@
 //! Candidates, compiled and read.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use gpu::code_object::CodeObjectError;
 use gpu::cubin_code;
@@ -119,6 +120,11 @@ impl<'a> Predictor<'a> {
     /// Who says what AMD's instructions take; of other chips' their code does.
     pub fn model(&self) -> Option<&IssueModel> {
         (self.target.platform == Platform::Amd).then_some(&self.model)
+    }
+
+    /// Stops reading at a time: what is read from then on is not to be kept.
+    pub(crate) fn until(&mut self, until: Option<Instant>) {
+        self.model.until(until);
     }
 
     /// What is predicted for.

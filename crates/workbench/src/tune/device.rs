@@ -36,6 +36,7 @@ pub struct Device<'a> {
     /// The cache and the compiler.
     pub(crate) store: &'a Store,
     process: Option<Running>,
+    until: Option<Instant>,
 }
 
 /// What came of a part of the kernels.
@@ -60,7 +61,13 @@ impl<'a> Device<'a> {
         target: &'a Target,
         store: &'a Store,
     ) -> Self {
-        Self { program, words, deadline, name, target, store, process: None }
+        Self { program, words, deadline, name, target, store, process: None, until: None }
+    }
+
+    /// The same, until a time: then the process that measures is ended.
+    #[must_use]
+    pub fn until(self, until: Option<Instant>) -> Self {
+        Self { until, ..self }
     }
 
     /// Lets the process end: the device is to be free for others.
@@ -77,6 +84,7 @@ impl<'a> Device<'a> {
             Some(process) => process,
             None => Running::start(&self.program, &self.words).map_err(gone)?,
         };
+        process.until = self.until;
         // One that has ended already says so below.
         let _ = process.tell(order);
         loop {
@@ -96,6 +104,7 @@ impl<'a> Device<'a> {
                     self.process = Some(process);
                     return Err(JudgeError::Piece(why));
                 }
+                Err(_) if self.is_over() => return Err(JudgeError::TimeIsOver),
                 Err(death) => {
                     let running = process.runs.take().and_then(|(at, _)| at.parse().ok());
                     return Ok(match running {
@@ -117,6 +126,10 @@ impl Judge for Device<'_> {
         ProvenanceKind::Measured
     }
 
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
     fn judge(
         &mut self,
         piece: &Piece,
@@ -125,6 +138,9 @@ impl Judge for Device<'_> {
         progress: &dyn Progress,
     ) -> Result<Vec<Verdict>, JudgeError> {
         let compiled: Vec<Result<Object, Verdict>> = objects(self.store, self.target, kernels, progress);
+        if self.is_over() {
+            return Err(JudgeError::TimeIsOver);
+        }
         let mut verdicts: Vec<Option<Verdict>> = compiled.into_iter().map(Result::err).collect();
         let mut deaths: BTreeMap<String, usize> = BTreeMap::new();
         let mut n_false_starts = 0;

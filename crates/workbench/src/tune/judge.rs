@@ -19,6 +19,11 @@ pub trait Judge {
     /// How it comes by its numbers.
     fn kind(&self) -> ProvenanceKind;
 
+    /// Whether its time is over: it judges nothing any more.
+    fn is_over(&self) -> bool {
+        false
+    }
+
     /// Judges kernels of one piece, each against the others in so many rounds; a verdict for each, in their order.
     ///
     /// # Errors
@@ -41,6 +46,9 @@ pub enum JudgeError {
     /// There is nobody to judge any more.
     #[error("{0}")]
     Gone(String),
+    /// Its time was over before it had judged all of them.
+    #[error("the time limit was reached")]
+    TimeIsOver,
 }
 
 /// A kernel to be judged.

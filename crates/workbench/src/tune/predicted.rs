@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rayon::prelude::*;
 
@@ -33,6 +34,7 @@ pub struct Predicted<'a> {
     read: HashMap<Digest, Result<Arc<Read>, Verdict>>,
     /// What there is to do for the piece that was asked about last.
     work: Option<(Piece, Work)>,
+    until: Option<Instant>,
 }
 
 struct Read {
@@ -53,7 +55,14 @@ impl<'a> Predicted<'a> {
         facts: Option<&TargetFacts>,
     ) -> Result<Self, PredictError> {
         let predictor = Predictor::new(library, target, store, facts)?;
-        Ok(Self { job, library, target, store, predictor, read: HashMap::new(), work: None })
+        Ok(Self { job, library, target, store, predictor, read: HashMap::new(), work: None, until: None })
+    }
+
+    /// The same, until a time: then it reads no more code, and stops what reads some.
+    #[must_use]
+    pub fn until(mut self, until: Option<Instant>) -> Self {
+        self.predictor.until(until);
+        Self { until, ..self }
     }
 
     /// What is to be told once of how it predicts.
@@ -73,9 +82,12 @@ impl<'a> Predicted<'a> {
                 let compiled = self.predictor.read(kernel.rendered.clone(), &object.bytes);
                 compiled.map(|compiled| Arc::new(Read { compiled, object }))
             });
-            (kernel.key, read)
+            // What ended then may have been stopped: it says nothing about the kernel.
+            (!self.is_over()).then_some((kernel.key, read))
         });
-        for (key, read) in read.collect::<Vec<_>>() {
+        let read: Vec<_> = read.collect();
+        let is_whole = read.iter().all(Option::is_some);
+        for (key, read) in read.into_iter().flatten() {
             let read = match read {
                 Err(verdict) => Err(verdict),
                 Ok(Ok(read)) => Ok(read),
@@ -86,7 +98,7 @@ impl<'a> Predicted<'a> {
             };
             self.read.insert(key, read);
         }
-        Ok(())
+        if is_whole { Ok(()) } else { Err(JudgeError::TimeIsOver) }
     }
 
     fn work(&mut self, piece: &Piece) -> Result<Work, JudgeError> {
@@ -112,6 +124,10 @@ impl Judge for Predicted<'_> {
 
     fn kind(&self) -> ProvenanceKind {
         ProvenanceKind::Predicted
+    }
+
+    fn is_over(&self) -> bool {
+        self.until.is_some_and(|until| Instant::now() >= until)
     }
 
     fn judge(

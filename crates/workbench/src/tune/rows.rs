@@ -67,7 +67,13 @@ pub fn rows_of(
             false => Some(n_tokens),
         };
         let tokens = match rules.renews {
-            true => old,
+            // All of its range, but for what others of its numbers of rows say.
+            true => {
+                let is_of_it = |other: Option<&Tuned>| other.is_some_and(|other| other.is_by_the_row_of(tuned));
+                let before = i.checked_sub(1).map(|before| &of_problem[before]);
+                let first = if is_of_it(before) { judged + 1 } else { old.first };
+                Tokens { first, last: if is_of_it(of_problem.get(i + 1)) { Some(n_tokens) } else { old.last } }
+            }
             false => Tokens { first: old.first.max(least), last: most },
         };
         let last_judged = std::mem::replace(&mut judged, n_tokens);

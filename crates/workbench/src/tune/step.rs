@@ -104,7 +104,7 @@ fn quantile(rising: &[f64], q: f64) -> f64 {
 
 /// Measures all works with the rows and without, in turn, so many times at most: fewer where the first pair is beyond
 /// all noise. What is slower loses the rows at the numbers of rows that it speaks for, and so does what was not
-/// measured when it `is_over`.
+/// measured when it `is_over`, which is asked before each measurement. What fails then was stopped.
 ///
 /// # Errors
 /// If a work cannot be done.
@@ -117,12 +117,15 @@ pub fn decide<S: Steps>(
 ) -> Result<Decision, S::Error> {
     let mut decision = Decision { kept: rows.clone(), n_dropped: 0, outcomes: Vec::new(), open: Vec::new() };
     for work in works {
-        if is_over() {
+        let measured = match pairs(work, &rows, n_pairs, steps, is_over) {
+            Err(_) if is_over() => None,
+            measured => measured?,
+        };
+        let Some(mut outcome) = measured else {
             decision.n_dropped += cut(&mut decision.kept, work);
             decision.open.push(work.clone());
             continue;
-        }
-        let mut outcome = pairs(work, &rows, n_pairs, steps)?;
+        };
         if outcome.is_slower() {
             decision.n_dropped += cut(&mut decision.kept, work);
             // Its steps are as they were.
@@ -133,12 +136,22 @@ pub fn decide<S: Steps>(
     Ok(decision)
 }
 
-/// Old and new in turn, and the other way round each second time: a device that gets warmer is slower for both.
-fn pairs<S: Steps>(work: &StepWork, rows: &[NewRow], n_pairs: usize, steps: &mut S) -> Result<Outcome, S::Error> {
+/// Old and new in turn, and the other way round each second time: a device that gets warmer is slower for both. None if
+/// the time was over before the end.
+fn pairs<S: Steps>(
+    work: &StepWork,
+    rows: &[NewRow],
+    n_pairs: usize,
+    steps: &mut S,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Option<Outcome>, S::Error> {
     let mut outcome = Outcome { work: work.clone(), before: Vec::new(), after: Vec::new() };
     for pair in 0..n_pairs.max(1) {
         let order = if pair % 2 == 0 { [false, true] } else { [true, false] };
         for is_new in order {
+            if is_over() {
+                return Ok(None);
+            }
             let speed = steps.tok_per_s(work, is_new.then_some(rows))?;
             if is_new { &mut outcome.after } else { &mut outcome.before }.push(speed);
         }
@@ -146,7 +159,7 @@ fn pairs<S: Steps>(work: &StepWork, rows: &[NewRow], n_pairs: usize, steps: &mut
             break;
         }
     }
-    Ok(outcome)
+    Ok(Some(outcome))
 }
 
 /// Takes what a work speaks for out of the rows; gives how many rows that changed.

@@ -183,6 +183,12 @@ impl Tuned {
         self.work.total_bytes() / time_us / 1e3
     }
 
+    /// Whether the same row decides for both.
+    pub(crate) fn is_by_the_row_of(&self, other: &Self) -> bool {
+        let place = |one: &Self| one.present_row.as_ref().map(|row| row.place.clone());
+        place(self).is_some() && place(self) == place(other)
+    }
+
     /// For how many rows what the tables say now holds.
     pub(crate) fn present_tokens(&self) -> Tokens {
         self.present_row.as_ref().map_or(Tokens { first: 1, last: None }, |row| row.tokens)
@@ -205,8 +211,8 @@ impl Tuner<'_> {
         if tuned.n_tried == 0 {
             return Err(TuneError::NothingToTry { op: tuned.problem.ops.join("+") });
         }
-        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
-        self.finals(piece, [present].into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
+        let known = self.without_search(piece, &choices);
+        self.finals(piece, known.into_iter().chain(before.iter().take(FINALISTS).cloned()), &mut entries)?;
         self.done_in_time(tuned, entries)
     }
 
@@ -242,11 +248,27 @@ impl Tuner<'_> {
     /// [`TuneError`].
     pub fn compare(&mut self, piece: &Piece, known: Vec<Candidate>) -> Result<Tuned, TuneError> {
         let (mut tuned, choices) = self.begin(piece)?;
-        let present = Candidate { template: Arc::clone(&choices[0].template), params: choices[0].params.clone() };
         let mut entries = CandidateResults::new();
         tuned.n_tried = known.len();
-        self.finals(piece, known.into_iter().chain([present]), &mut entries)?;
+        let without_search = self.without_search(piece, &choices);
+        self.finals(piece, known.into_iter().chain(without_search), &mut entries)?;
         self.done_in_time(tuned, entries)
+    }
+
+    /// What runs now, and what its template would do if there were no row: a new row is to be better than both, however
+    /// little is searched.
+    fn without_search(&self, piece: &Piece, choices: &[Choice]) -> Vec<Candidate> {
+        let Choice { template, params, why } = &choices[0];
+        let with = |params: Params| Candidate { template: Arc::clone(template), params };
+        let is_asked_for = |params: &Params| {
+            let TuneEffort { params: fixed, variants, .. } = self.effort;
+            (variants.is_empty() || variants.contains(&template.variant))
+                && fixed.iter().all(|(name, value)| params.get(name) == Some(value))
+        };
+        let problem = &self.job.problems[piece.problem].problem;
+        let defaults = template.legal_params(problem, self.chooser.target()).next();
+        let defaults = defaults.filter(|defaults| matches!(why, Why::Row(_)) && is_asked_for(defaults));
+        [params.clone()].into_iter().chain(defaults).map(with).collect()
     }
 
     /// What came of it, unless the time is over and the present choice is not among it: then nothing is known to be
@@ -260,7 +282,7 @@ impl Tuner<'_> {
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.until.is_some_and(|until| Instant::now() >= until)
+        self.until.is_some_and(|until| Instant::now() >= until) || self.judge.is_over()
     }
 
     /// What is known of a piece before anything is tried.
@@ -320,7 +342,10 @@ impl Tuner<'_> {
         entries: &mut CandidateResults,
     ) -> Result<(), TuneError> {
         let asked = self.asked(candidates, piece, known, n_rounds, entries)?;
-        self.judged(asked, piece, n_rounds, entries).map(drop)
+        match self.judged(asked, piece, n_rounds, entries) {
+            Err(TuneError::Judge(JudgeError::TimeIsOver)) => Ok(()), // what was said before counts
+            judged => judged.map(drop),
+        }
     }
 
     /// The kernels of candidates that were not asked about in as many rounds. Those that are `known` may spill.
@@ -397,6 +422,9 @@ impl Tuner<'_> {
         }
         let open: Vec<usize> = (0..kernels.len()).filter(|&i| found[i].is_none()).collect();
         if !open.is_empty() {
+            if self.is_over() {
+                return Err(JudgeError::TimeIsOver.into());
+            }
             let asked: Vec<CandidateKernel> = open.iter().map(|&i| kernels[i].clone()).collect();
             let said = self.judge.judge(piece, &asked, n_rounds, self.progress)?;
             for (i, verdict) in open.into_iter().zip(said) {

@@ -7,7 +7,7 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::Instant;
 
 use super::job::{Piece, TuningJob};
-use super::judge::{CandidateKernel, Time};
+use super::judge::{CandidateKernel, JudgeError, Time};
 use super::tuner::{CandidateKernels, CandidateResults, TuneEffort, TuneError, Tuner};
 use crate::timing::search::{Search, initial_design};
 use crate::timing::{Candidate, ROUNDS};
@@ -133,7 +133,10 @@ impl Tuner<'_> {
                 }
                 let (i, params, asked) = open.remove(at).expect("it was just found");
                 is_compiled.remove(&i);
-                let times = self.judged(asked, piece, ROUNDS, entries)?;
+                let times = match self.judged(asked, piece, ROUNDS, entries) {
+                    Err(TuneError::Judge(JudgeError::TimeIsOver)) => break,
+                    judged => judged?,
+                };
                 searches[i].tell(params, times);
                 turns.push(i);
             }

@@ -219,7 +219,8 @@ impl Compilers {
         }
     }
 
-    /// From then on nothing is compiled, and what is being compiled is stopped: [`CompileError::TimeIsOver`].
+    /// From then on nothing is compiled or disassembled, and what is under way is stopped:
+    /// [`CompileError::TimeIsOver`].
     pub fn compile_until(&self, until: Option<Instant>) {
         *self.until.lock().unwrap_or_else(PoisonError::into_inner) = until;
     }
@@ -398,7 +399,7 @@ impl Compilers {
             stated: None,
             reads: Some(job::Reads { object: object.to_vec(), with_lines }),
         };
-        match process::compile(&self.options, &format!("the code of `{entry}`"), &job)? {
+        match process::compile_until(&self.options, &format!("the code of `{entry}`"), &job, self.until())? {
             Ok(made) => Ok(String::from_utf8_lossy(&made.object).into_owned()),
             Err(Failure { how, log }) => {
                 Err(CompileError::NoCode { entry: entry.into(), target: target.into(), how, log })

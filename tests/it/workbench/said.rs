@@ -1,0 +1,152 @@
+//! What is said where a table, a template or a row is not used as its author thinks, and that a search ends in time
+//! whatever its tools do.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::predict;
+use crate::fixtures::program::{Ran, argument, file, repository, run};
+use crate::fixtures::skipped;
+use crate::object::hiprtc;
+
+const HAND: &str = "provenance.hand = { kind = \"hand\", date = DATE, method = \"a test\" }\n";
+const ROW: &str = "[[rows]]\nop = \"attention\"\nuse = \"attention/flash\"\nprovenance = \"hand\"\n";
+
+/// One kernel of rmsnorm for gfx1100, at one row: there it only runs as a part of longer runs.
+const ONE: [&str; 9] =
+    ["tune", "--arch", "gfx1100", "--op", "rmsnorm", "--params", "block_size=256,vec=4", "--tokens", "1"];
+
+#[test]
+fn a_hip_kernel_without_an_arch_is_told_alone_and_with_the_simulator_that_runs_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let text = fs::read_to_string(repository().join("templates/embedding/row.hip.j2")).expect("it is there");
+    let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
+    let templates = argument(folder.path());
+    let check = |more: &[&str]| run(&[&["kernels", "check", "--templates", &templates], more].concat()).fails(2);
+    for names in
+        [&["--op", "embedding", "--variant", "own"][..], &["--variant", "own"], &["--variant", "embedding/own"]]
+    {
+        let said = check(names);
+        assert!(said.contains(": embedding/own is in HIP; `--arch sim:gfx1100` runs it in the simulator"), "{said}");
+    }
+    let said = check(&["--op", "linear", "--variant", "own"]);
+    assert!(said.contains("`linear` has no variant `own`: `gptoss-jit kernels ls --op linear --why`"), "{said}");
+    assert!(check(&["--op", "embedding", "--variant", "owm"]).contains("did you mean `own`?"));
+}
+
+#[test]
+fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tuning = argument(folder.path());
+    let args = ["kernels", "plan", "--arch", "gfx1100", "--op", "attention", "--tokens", "1", "--tuning", &tuning];
+    let plan = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        fs::write(&path, text).expect("written");
+        let ran = run(&[&args[..], &["--json"]].concat());
+        fs::remove_file(path).expect("removed");
+        ran
+    };
+    let dated = |date: &str| HAND.replace("DATE", date) + ROW;
+    let ran = plan("gfx110.toml", &dated("\"2026-11-26\"")).ok();
+    let said = "nothing reads `gfx110.toml`: no chip is called so; did you mean `gfx1100.toml`?";
+    assert_eq!(ran.stderr.matches(said).count(), 1, "{}", ran.stderr);
+    // A date of TOML is a date.
+    let ran = plan("gfx1100.toml", &dated("2026-11-26")).ok();
+    let row = &ran.json()["launches"][0]["row"];
+    let places = (&row["place"], &row["provenance"]["date"]);
+    assert_eq!(places, (&format!("{tuning}/gfx1100.toml:2").into(), &"2026-11-26".into()), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("nothing reads"), "{}", ran.stderr);
+    for (text, said) in [
+        (dated("26"), "`date`: expected a date like \"2026-11-26\", found 26"),
+        (dated("2026-11-26").replace("[[rows]]", "[rows]"), "`[rows]`: each row begins with `[[rows]]`"),
+    ] {
+        let stderr = plan("gfx1100.toml", &text).fails_with_hint(1);
+        assert!(stderr.contains(&format!("{tuning}/gfx1100.toml:")) && stderr.contains(said), "{said}: {stderr}");
+    }
+}
+
+#[test]
+fn help_explains_every_column_of_a_plan() {
+    let ran = run(&["kernels", "plan", "--arch", "gfx1100", "--op", "sample", "--tokens", "1"]).ok();
+    let help = run(&["kernels", "plan", "--help"]).ok();
+    let (_, columns) = help.text().split_once("\nColumns:\n").expect("they are there");
+    let header: Vec<&str> = ran.text().lines().next().expect("a header").split("  ").map(str::trim).collect();
+    let told = |name: &str| columns.lines().any(|line| line.starts_with(&format!("  {name}  ")));
+    // Parameters are those of the template.
+    for name in header.into_iter().filter(|name| !["", "parameters"].contains(name)) {
+        assert!(told(name), "{name}: {columns}");
+    }
+    assert!(ran.text().contains(" 1-8 logits ") && columns.contains("`logits`"), "{}", ran.text());
+}
+
+#[test]
+fn a_row_of_an_op_that_only_runs_fused_is_told_when_it_is_written() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (journal, tuning) = (argument(&folder.path().join("journal")), argument(folder.path()));
+    let ran = predict::run(&[&ONE[..], &["--write", "--tuning", &tuning, "--journal", &journal]].concat()).ok();
+    assert!(ran.stderr.contains("1 of 1 are of ops that only run fused there: no step asks"), "{}", ran.stderr);
+    let table = fs::read_to_string(folder.path().join("gfx1100.toml")).expect("written");
+    assert!(table.contains("use        = \"rmsnorm/row\""), "{table}");
+    let said = "warning: no step of the forward pass asks for the row of `rmsnorm` at 1 tokens: ";
+    let told: Vec<&str> = ran.stderr.lines().filter(|line| line.starts_with(said)).collect();
+    assert!(told.len() == 1 && told[0].contains("kernels plan --arch gfx1100 --op rmsnorm"), "{}", ran.stderr);
+}
+
+/// An `llvm-mca` that knows every chip and never comes to an end with a kernel.
+const WAITS: &str = "#!/bin/sh\nlines=$(wc -l)\n[ \"$lines\" -le 3 ] || exec sleep 100000\n\
+     echo '{\"CodeRegions\":[{\"SummaryView\":{\"TotalCycles\":1,\"BlockRThroughput\":1}}]}'\n";
+
+#[test]
+fn a_search_whose_tool_never_answers_ends_when_its_time_is_over() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let mca = PathBuf::from(file(folder.path(), "bin/llvm-mca", WAITS.as_bytes()));
+    fs::set_permissions(&mca, fs::Permissions::from_mode(0o755)).expect("executable");
+    let journal = argument(&folder.path().join("journal"));
+    let args = [&ONE[..], &["--within", "2s", "--write", "--tuning", &argument(folder.path()), "--journal", &journal]];
+    let args = args.concat();
+    let mut command = predict::with_tools(&args);
+    command.env("GPTOSS_JIT_LLVM", folder.path());
+    let ran = Ran::new(&args, command.output().expect("started")).ok();
+    assert!(ran.stderr.contains("1 of 1 were not done in time"), "{}", ran.stderr);
+    assert!(!folder.path().join("gfx1100.toml").exists(), "nothing is known");
+    assert_eq!(fs::read_to_string(&journal).unwrap_or_default(), "", "what was stopped says nothing");
+}
+
+/// What `prepare` says without Debian's packages: these are stood in for.
+const PREPARED: &str = "
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import emulated_gpu
+emulated_gpu.fetch = lambda folder, *rest: Path(folder)
+emulated_gpu.tools = lambda: (Path('clang'), Path('headers'))
+emulated_gpu.driver = emulated_gpu.learnt = lambda *arguments: Path('of tests')
+emulated_gpu.program = lambda *arguments: ['program']
+print(emulated_gpu.prepare('gfx1100', '6.4', Path('program'))[1]['CACHEDB'])
+";
+
+#[test]
+fn the_emulated_gpu_has_a_cache_of_its_own_whatever_the_users_is() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let _ = file(folder.path(), "tinygrad/test/mockgpu/amd/emu.py", b"");
+    let at = |name: &str| folder.path().join(name);
+    let mut python = Command::new("python3");
+    python.args(["-B", "-c", PREPARED]).arg(repository().join("tests/emulated-gpu"));
+    python.env("TINYGRAD", at("tinygrad")).env("EMULATED_GPU_TARGET", at("target"));
+    python.env("CACHEDB", at("users/cache.db")).env("XDG_CACHE_HOME", at("users"));
+    let output = match python.output() {
+        Err(_) => return skipped("there is no python3"),
+        Ok(output) => output,
+    };
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(Path::new(said.trim()).starts_with(at("target")), "{said}");
+}
