@@ -317,4 +317,40 @@ mod tests {
     fn a_text_is_one_line_from_which_it_can_be_had_again() {
         assert_eq!(escaped("a\nb\r\\n é"), "a\\nb\\r\\\\n é");
     }
+
+    /// Says what it is told to say.
+    #[derive(Debug)]
+    struct Scripted(Vec<AnswerEvent>);
+
+    impl AnswerParser for Scripted {
+        fn push(&mut self, _id: u32) -> Vec<AnswerEvent> {
+            std::mem::take(&mut self.0)
+        }
+        fn finish(&mut self) -> Vec<AnswerEvent> {
+            Vec::new()
+        }
+        fn is_over(&self) -> bool {
+            self.0.is_empty()
+        }
+        fn n_reasoning_tokens(&self) -> usize {
+            7
+        }
+        fn repairs(&self) -> Vec<(&'static str, usize)> {
+            Vec::new()
+        }
+        fn messages(&self) -> Result<Vec<chat::AssistantMessage>, chat::chat_format::ChatFormatError> {
+            Ok(Vec::new())
+        }
+    }
+
+    #[test]
+    fn a_message_of_no_words_is_kept_apart_from_none() {
+        let message =
+            |purpose, words: &str| [AnswerEvent::Started { purpose, tool: None }, AnswerEvent::Text(words.into())];
+        let words = ["Hm.", "", "Aha.", ""].map(|words| message(Purpose::Reasoning, words));
+        let events = words.into_iter().chain([message(Purpose::Answer, "Yes.")]).flatten().collect();
+        let said = AnswerText::of_chat(Box::new(Scripted(events)), [1].into_iter());
+        let (text, reasoning) = ("Yes.".to_owned(), "Hm.\n\nAha.".to_owned());
+        assert_eq!(said, AnswerText { text, reasoning, n_reasoning_tokens: 7 });
+    }
 }

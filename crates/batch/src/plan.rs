@@ -285,7 +285,7 @@ fn digest(request: &Request) -> u64 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[test]
@@ -336,5 +336,62 @@ mod tests {
         let (a, b) = (blocks(&ids), blocks(&other));
         assert_eq!((a.len(), &a[..2]), (3, &b[..2]));
         assert_ne!(a[2], b[2]);
+    }
+
+    /// A batch file of these lines, of a vocabulary of bytes.
+    pub(crate) fn batch(lines: &[String]) -> Batch {
+        use chat::chat_format::ChatFormatError;
+        use model::tokenizer::Tokenizer;
+        use std::io::Write;
+
+        let mut file = tempfile::NamedTempFile::new().expect("a temporary file");
+        file.write_all(lines.concat().as_bytes()).expect("written");
+        let source = Source::open(file.path().as_os_str(), Some(PromptFormat::Batch), None).expect("lines");
+        let chat = Err(ChatFormatError::NoTemplate);
+        let prompter = Prompter::new(Tokenizer::of_bytes(256, &[]), chat, super::super::prompter::Usual::default());
+        let usual = Usual {
+            reach: 64,
+            context: 64,
+            max_new_tokens: None,
+            sampling: Sampling::GREEDY,
+            stop: Vec::new(),
+            vocab_size: 256,
+        };
+        Batch { source, prompter, usual, shard: None }
+    }
+
+    pub(crate) fn line(id: &str, prompt: &[u32], max_tokens: usize) -> String {
+        let body = format!("{{\"model\": \"m\", \"prompt\": {prompt:?}, \"max_tokens\": {max_tokens}}}");
+        format!("{{\"custom_id\": \"{id}\", \"method\": \"POST\", \"url\": \"/v1/completions\", \"body\": {body}}}\n")
+    }
+
+    #[test]
+    fn a_name_that_two_lines_have_is_told_however_far_apart_they_are() {
+        let mut lines: Vec<String> = (0..=CHUNK).map(|i| line(&i.to_string(), &[1], 1)).collect();
+        batch(&lines).check_ids().expect("all have names of their own");
+        lines[CHUNK] = lines[2].clone();
+        let error = batch(&lines).check_ids().expect_err("the third and the last");
+        let BatchError::SameId { id, first, place } = error else { panic!("{error}") };
+        assert_eq!(id, "2");
+        assert!(first.0.ends_with("line 3)") && place.0.ends_with(&format!("line {})", CHUNK + 1)), "{first} {place}");
+    }
+
+    pub(crate) fn records(n: usize) -> Records {
+        use super::super::records::{Header, VERSION};
+
+        let current_date = "2026-11-22".to_owned();
+        let settings = serde_json::Map::new();
+        Records::in_memory(Header { gptoss_jit_records: VERSION, started: 7, current_date, seed: 0, settings }, n)
+    }
+
+    #[test]
+    fn a_survey_adds_up_the_positions_of_all_prompts() {
+        let batch = batch(&[line("a", &[1, 2, 3], 5), line("b", &[1], 1), line("c", &[4, 5], 11)]);
+        let records = records(3);
+        let survey = |order| batch.survey(&records, order, false).expect("all lines are right");
+        let Survey { order, longest, n_positions, full } = survey(PromptOrder::Given);
+        assert_eq!((order, longest, n_positions, full), (vec![0, 1, 2], 13, 8 + 2 + 13, None));
+        assert_eq!(survey(PromptOrder::Longest).order, [2, 0, 1]);
+        assert_eq!(survey(PromptOrder::Given).mean(), 8, "23 of three");
     }
 }

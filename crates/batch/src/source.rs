@@ -483,4 +483,17 @@ mod tests {
             4
         );
     }
+
+    #[test]
+    fn what_can_be_read_once_alone_is_read_as_a_file_is() {
+        use std::io::Write;
+        use std::os::fd::AsRawFd;
+
+        let (reader, mut writer) = io::pipe().expect("a pipe");
+        writer.write_all(b"one\ntwo\n").expect("it has room");
+        drop(writer);
+        let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+        let piped = Source::open(OsStr::new(&path), Some(PromptFormat::Lines), None).expect("read");
+        assert_eq!([lines(&piped), lines(&piped)], [["one", "two"]; 2]);
+    }
 }

@@ -302,3 +302,38 @@ impl BatchRun<'_> {
         Ok(self.records.append(index, digest, outcome)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::{batch, line, records};
+
+    #[test]
+    fn what_is_kept_adds_up_and_who_ends_a_run_has_interrupted_it() {
+        let (batch, mut records) = (batch(&[line("a", &[1], 1), line("b", &[2], 1)]), records(2));
+        let mut run = BatchRun { batch: &batch, records: &mut records, keeps_errors: false };
+        let mut statistics = Statistics::default();
+        for (index, cached_tokens) in [(0, 3), (1, 4)] {
+            let ids = vec![5; index + 1];
+            let outcome = Outcome::Answered { prompt_tokens: 9, cached_tokens, finish_reason: "stop".into(), ids };
+            let answered = Answered { index, digest: 1, outcome, first_token_s: Some(0.5), latency_s: 2.0 };
+            run.keep(answered, &mut statistics).expect("there is room");
+        }
+        assert_eq!((statistics.n_cached_tokens, &statistics.lengths[..]), (7, &[[9, 3, 1], [9, 4, 2]][..]));
+        assert_eq!((statistics.reasons["stop"], &statistics.latency_s[..]), (2, &[2.0, 2.0][..]));
+        for goes_on in [true, false] {
+            let mut asked = None;
+            let mut go_on = |progress: Progress| {
+                asked = Some(progress.n_done);
+                goes_on
+            };
+            assert_eq!(run.goes_on(&mut statistics, &mut go_on).expect("nothing is to be written"), goes_on);
+            assert_eq!((asked, statistics.is_interrupted), (Some(2), !goes_on));
+        }
+    }
+
+    #[test]
+    fn as_many_jobs_wait_as_are_run() {
+        assert_eq!([1, 5, 32].map(InFlight::most), [2, 10, 64]);
+    }
+}

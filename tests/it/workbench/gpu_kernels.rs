@@ -37,7 +37,7 @@ fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
 }
 
 /// The same, as thoroughly as `how` says.
-fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
+pub(super) fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let library = Library::from_layers(vec![Layer::built_in()]);
     let target = Target::gpu(arch).expect(arch).simulated();
     let compilers = CompilerOptions::new(Path::new(env!("CARGO_BIN_EXE_gptoss-jit")).to_owned());
@@ -58,7 +58,7 @@ fn check_as(how: &Selection, arch: &str, wanted: impl Fn(&Template) -> bool) -> 
     selections.collect::<Vec<_>>().iter().flat_map(|selection| checker.check(selection, &mut |_| {})).collect()
 }
 
-fn all_right(arch: &str, checked: &[Checked]) {
+pub(super) fn all_right(arch: &str, checked: &[Checked]) {
     let wrong = checked.iter().flat_map(|checked| {
         let name = format!("{arch}: {}/{} {}", checked.op, checked.variant, checked.precision);
         checked.failures.iter().map(move |failure| format!("{name}: {failure}"))

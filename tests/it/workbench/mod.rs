@@ -3,6 +3,7 @@
 mod amd_page;
 pub mod attention;
 pub mod bench;
+mod chosen_params;
 mod compared;
 pub mod deadly_kernels;
 mod debugging;

@@ -449,3 +449,6 @@ fn first_line(text: &str) -> String {
     let words = text.split("failed to compile JSON schema: ").last().unwrap_or(text);
     words.lines().next().unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests;

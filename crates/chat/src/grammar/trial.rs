@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::thread;
 
+use llguidance::Matcher;
 use serde::{Deserialize, Serialize};
 
 use super::{GrammarError, parse, vocabulary};
@@ -88,18 +89,7 @@ fn try_it(job: &TrialJob) -> Option<Tried> {
     if let Ok(matcher) = parse(&factory, &job.grammar) {
         // As threads do that have less stack than this one.
         thread::scope(|scope| {
-            let walk = || {
-                let mut matcher = matcher.deep_clone();
-                for step in 0..STEPS {
-                    let Ok(mask) = matcher.compute_mask() else { return };
-                    let allowed: Vec<u32> = mask.iter().filter(|id| (*id as usize) < tokenizer.vocab_size()).collect();
-                    // Neither always the first nor always the last, and the same every time.
-                    let Some(&id) = allowed.get((step * 7919) % allowed.len().max(1)) else { return };
-                    if matcher.consume_token(id).is_err() || matcher.is_stopped() {
-                        return;
-                    }
-                }
-            };
+            let walk = || walked(matcher.deep_clone(), tokenizer.vocab_size());
             if let Ok(walker) = thread::Builder::new().stack_size(MASK_STACK_BYTES).spawn_scoped(scope, walk) {
                 drop(walker.join()); // one that panics is no grammar to anybody
             }
@@ -108,10 +98,51 @@ fn try_it(job: &TrialJob) -> Option<Tried> {
     Some(Tried { memory_bytes: memory_bytes().saturating_sub(before) })
 }
 
+/// A way through a grammar: of what may come neither always the first nor always the last, and the same every time.
+fn walked(mut matcher: Matcher, vocab_size: usize) -> Vec<u32> {
+    let mut way = Vec::new();
+    while way.len() < STEPS {
+        let Ok(mask) = matcher.compute_mask() else { break };
+        let allowed: Vec<u32> = mask.iter().filter(|id| (*id as usize) < vocab_size).collect();
+        let Some(&id) = allowed.get((way.len() * 7919) % allowed.len().max(1)) else { break };
+        if matcher.consume_token(id).is_err() {
+            break;
+        }
+        way.push(id);
+        if matcher.is_stopped() {
+            break;
+        }
+    }
+    way
+}
+
 /// The most memory that this process has had.
 fn memory_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let peak =
         status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
     peak.unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_way_through_a_grammar_takes_now_this_and_now_that() {
+        let tokenizer = Tokenizer::of_bytes(256, &[]);
+        let factory = vocabulary::factory(&tokenizer).expect("bytes");
+        let way = walked(parse(&factory, "start: /[a-e]+/").expect("a grammar"), tokenizer.vocab_size());
+        // Of five letters that of 7919 times the step, from the second on it could also end.
+        let expected: Vec<u32> = (0..STEPS as u32).map(|step| u32::from(b'a') + step * 7919 % 5).collect();
+        assert_eq!(way, expected);
+        let short = walked(parse(&factory, "start: \"ab\"").expect("a grammar"), tokenizer.vocab_size());
+        assert_eq!(short, [u32::from(b'a'), u32::from(b'b')]);
+    }
+
+    #[test]
+    fn that_nothing_could_be_tried_is_not_the_grammars_fault() {
+        let tried = run(Path::new("/no/such/program"), "start: \"a\"", &Tokenizer::of_bytes(256, &[]));
+        assert!(matches!(tried, Err(GrammarError::NotTried { .. })), "{tried:?}");
+    }
 }

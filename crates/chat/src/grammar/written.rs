@@ -159,4 +159,30 @@ mod tests {
         let alone = text_alone(&TextInput::Lark("start: \"a\"".into()), 7);
         assert!(alone.ends_with("start: %lark {\nstart: \"a\"\n} <[7]>"), "{alone}");
     }
+
+    #[test]
+    fn a_schema_that_is_too_deep_is_refused_as_that() {
+        let nested =
+            |levels: usize| (1..levels).fold(json!({"type": "object"}), |inner, _| json!({"properties": inner}));
+        let tool = |schema: Value| Tool {
+            namespace: "functions".into(),
+            name: "f".into(),
+            description: None,
+            parameters: Some(schema),
+            strict: true,
+            text: None,
+        };
+        let why = |schema| match arguments_schema(&tool(schema)) {
+            Err(GrammarError::Tool { why, .. }) => Some(why),
+            _ => None,
+        };
+        assert_eq!(why(nested(MAX_LEVELS + 1)), Some(too_deep()));
+        assert_ne!(why(nested(MAX_LEVELS)), Some(too_deep()));
+    }
+
+    #[test]
+    fn a_schema_alone_is_all_of_a_grammar() {
+        let grammar = schema_alone(&json!({"type": "null"}), 7);
+        assert!(grammar.starts_with("start: %json {\"type\":\"null\"") && grammar.ends_with("} <[7]>"), "{grammar}");
+    }
 }

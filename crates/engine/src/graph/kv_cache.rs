@@ -387,6 +387,29 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_cache_has_the_types_of_its_layers_and_no_others() {
+        let layout = KvLayout::new(&config(), &request()).unwrap();
+        assert_eq!([Dtype::Bf16, Dtype::F32, Dtype::Int8].map(|dtype| layout.has_dtype(dtype)), [true, false, false]);
+    }
+
+    #[test]
+    fn a_cache_that_is_too_large_names_the_flag_that_gives_it_more() {
+        let error = KvLayout::new(&config(), &KvRequest { budget_bytes: 0, ..request() }).unwrap_err();
+        assert!(hint::Hint::hint(&error).is_some_and(|hint| hint.contains("`--kv-memory`")));
+    }
+
+    /// Blocks of 64 positions: 638 positions and one more begin anywhere in a block, and are in 11 at most.
+    #[test]
+    fn a_ring_has_no_more_blocks_than_its_positions_can_be_in() {
+        assert_eq!([(1, 1), (128, 1), (64, 64), (128, 512)].map(|(window, n)| ring_blocks(window, n)), [2, 3, 3, 11]);
+    }
+
+    /// Of a model whose layers all have a window.
+    pub(crate) fn rings_alone() -> KvLayout {
+        KvLayout::new(&config().with("num_hidden_layers", 1), &request()).unwrap()
+    }
+
+    #[test]
     fn layers_that_see_everything_have_eight_bits_and_scales_and_rings_do_not() {
         let layout = |dtype, precision, capacity_tokens| {
             let dtypes = KvDtypes::new(dtype, precision);

@@ -118,3 +118,20 @@ pub(super) fn captured(
         args,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_is_found_alone_and_in_a_run_and_the_first_launches_are_passed_over() {
+        let found = |node: &str, nth| {
+            let mut capture = Capture::new(node, nth, Box::new(|_| {}));
+            ["a", "b + c", "a + b", "b", "bc"].map(|label| capture.is_it(label))
+        };
+        assert_eq!(found("b", 1), [false, true, true, true, false]);
+        assert_eq!(found("b", 2), [false, false, true, true, false]);
+        assert_eq!(found("c", 1), [false, true, false, false, false]);
+        assert_eq!(found("a + b", 1), [false, false, true, false, false]);
+    }
+}

@@ -155,14 +155,6 @@ impl Executor {
         self.stream_plan.as_ref()
     }
 
-    /// Seconds that experts take to come to the device in a step that takes in so many tokens; `None` where they do not
-    /// come, or nobody measured.
-    pub fn streaming_s(&self, n_rows: usize) -> Option<f64> {
-        let plan = self.stream_plan.as_ref().filter(|plan| plan.from_rows.is_some_and(|from| from <= n_rows))?;
-        let segments = self.segments.iter().filter(|segment| segment.streamed.is_some()).count();
-        plan.times.map(|(copy, ..)| copy.as_secs_f64() * segments as f64)
-    }
-
     /// How long the weights took to copy, or to make.
     pub fn weights_time(&self) -> Duration {
         self.weights_time

@@ -304,4 +304,46 @@ mod tests {
         let is_read_again = |memory| HostPlan { memory, ..plan.clone() }.is_read_again();
         assert_eq!([memory(30_499), memory(30_500), None].map(is_read_again), [true, false, false]);
     }
+
+    fn main_memory(free_bytes: usize) -> Option<HostPlan> {
+        let memory = Some(DeviceMemory { free_bytes, total_bytes: 64_000 });
+        Some(HostPlan { weights: 30_000, activations: 500, memory, ..HostPlan::default() })
+    }
+
+    #[test]
+    fn what_main_memory_has_no_room_for_is_refused_by_the_name_of_the_place() {
+        let fitting = 12_501_000_000;
+        let check =
+            |free_bytes, host| MemoryPlan { host, ..plan(free_bytes) }.check().map_err(|error| error.to_string());
+        check(fitting, main_memory(30_500)).expect("to the byte");
+        let begins = |free_bytes, host, place: &str| {
+            let error = check(free_bytes, host).expect_err("too large");
+            assert!(error.starts_with(&format!("could not fit the model into the memory of {place}: ")), "{error}");
+        };
+        begins(fitting, main_memory(30_499), "this machine");
+        begins(fitting - 1, main_memory(30_500), "a GPU");
+        begins(fitting - 1, main_memory(30_499), "a GPU");
+    }
+
+    #[test]
+    fn quantising_is_advised_where_weights_do_not_fit_and_would() {
+        use model::checkpoint::encoding::Encoding;
+        use model::config::NamedShape;
+
+        let shape = NamedShape::gpt_oss_20b().config_with(&[]);
+        let checkpoint = Checkpoint::random(shape, Encoding::Mxfp4, 1).expect("a model");
+        let mut gain = checkpoint.gain().expect("of its bf16 matrices");
+        gain.tensor_bytes = [13_000_000_000, 5_000_000_000];
+        let gain = Some(gain);
+        let hint =
+            |free_bytes| MemoryPlan { gain, ..plan(free_bytes) }.check().expect_err("too large").hint().expect("one");
+        for (free_bytes, advice) in [
+            (10_000_000_000, "--kv-memory"), // 10 GB of weights fit, alone
+            (9_999_999_999, "--quantize"),
+            (5_000_000_000, "--quantize"),
+            (4_999_999_999, "--device cpu"),
+        ] {
+            assert!(hint(free_bytes).contains(advice), "{free_bytes}: {}", hint(free_bytes));
+        }
+    }
 }

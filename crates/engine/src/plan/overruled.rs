@@ -54,17 +54,23 @@ impl fmt::Display for Overruling {
 impl Overruled {
     /// All of them. A template that any row for the target uses is none: whoever wrote that row knows of rows.
     pub fn all(graph: &Graph, chooser: &Chooser, decisions: &Decisions) -> Vec<Self> {
-        let mut all: Vec<Self> = Vec::new();
-        for decision in decisions.distinct() {
+        let is_told = |template: &Template| {
+            template.file.is_own() && !chooser.tables().use_template(&template.label(), chooser.target())
+        };
+        Self::grouped(decisions.distinct().flat_map(|decision| {
             let range = (decision.step, decision.first_row_count, decision.last_row_count);
-            for (template, by) in overruled(graph, chooser, decisions, decision) {
-                if !template.file.is_own() || chooser.tables().use_template(&template.label(), chooser.target()) {
-                    continue;
-                }
-                match all.iter_mut().find(|known| known.by == by && known.template.file.name == template.file.name) {
-                    Some(known) => known.ranges.push(range),
-                    None => all.push(Self { template, by, ranges: vec![range] }),
-                }
+            let found = overruled(graph, chooser, decisions, decision).into_iter();
+            found.filter(|(template, _)| is_told(template)).map(move |(template, by)| (template, by, range))
+        }))
+    }
+
+    /// One for each template and what goes before it.
+    fn grouped(found: impl Iterator<Item = (Arc<Template>, Overruling, (StepKind, usize, usize))>) -> Vec<Self> {
+        let mut all: Vec<Self> = Vec::new();
+        for (template, by, range) in found {
+            match all.iter_mut().find(|known| known.by == by && known.template.file.name == template.file.name) {
+                Some(known) => known.ranges.push(range),
+                None => all.push(Self { template, by, ranges: vec![range] }),
             }
         }
         for one in &mut all {
@@ -150,4 +156,42 @@ fn overruled(
         found.extend(candidates.into_iter().next().map(|template| (template, Overruling::NoRow)));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernel::step::StepKind::{Decode, Mixed};
+    use kernel::template::library::{Layer, Library};
+
+    #[test]
+    fn a_template_is_told_once_for_each_row_that_goes_before_it() {
+        let library = Library::from_layers(vec![Layer::built_in()]);
+        let templates: Vec<&Arc<Template>> = library.templates().take(2).collect();
+        assert_ne!(templates[0].file.name, templates[1].file.name);
+        let row = |line: u32| Overruling::Row { place: format!("a.toml:{line}"), winner: "linear/dot".into() };
+        let found = [
+            (0, row(1), (Mixed, 5, 9)),
+            (1, row(1), (Decode, 1, 1)),
+            (0, row(2), (Decode, 7, 8)),
+            (0, row(1), (Mixed, 2, 4)),
+            (0, row(1), (Decode, 1, 32)),
+        ];
+        let found = found.into_iter().map(|(i, by, range)| (Arc::clone(templates[i]), by, range));
+        let all = Overruled::grouped(found);
+        let told = all.iter().map(|one| (&one.template.file.name, &one.by, one.row_counts()));
+        let [first, second] = [0, 1].map(|i: usize| &templates[i].file.name);
+        assert!(told.eq([
+            (first, &row(1), "decode 1-32, mixed 2-9".to_owned()),
+            (second, &row(1), "decode 1".to_owned()),
+            (first, &row(2), "decode 7-8".to_owned()),
+        ]));
+    }
+
+    #[test]
+    fn ranges_that_touch_are_one_and_those_of_another_kind_of_step_are_not() {
+        let ranges =
+            vec![(Mixed, 10, 12), (Decode, 1, 4), (Decode, 20, 20), (Mixed, 13, 20), (Decode, 5, 9), (Mixed, 30, 31)];
+        assert_eq!(joined(ranges), [(Decode, 1, 9), (Decode, 20, 20), (Mixed, 10, 20), (Mixed, 30, 31)]);
+    }
 }

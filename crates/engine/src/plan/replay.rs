@@ -73,3 +73,23 @@ impl Replays {
         captured
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernel::step::StepKind;
+
+    #[test]
+    fn what_is_known_of_so_many_steps_is_forgotten_for_a_new_one_alone() {
+        let driver = gpu::host::HostDriver::new(1).expect("a thread");
+        let mut replays = Replays::default();
+        // A part that has no rows in such a step is done when it comes for the second time.
+        let mut is_done = |n_rows| {
+            let shape = StepShape { n_rows, n_logit_rows: 1, kind: StepKind::Decode, compares: false };
+            replays.replay(&driver, (shape, 0..1), Vec::new).expect("nothing is launched")
+        };
+        assert!((1..=MAX_STEPS).all(|n_rows| !is_done(n_rows)));
+        assert!((1..=MAX_STEPS).all(&mut is_done));
+        assert!(!is_done(MAX_STEPS + 1) && is_done(MAX_STEPS + 1) && !is_done(1));
+    }
+}

@@ -157,12 +157,23 @@ impl<'a> Ahead<'a> {
 pub struct StreamPlan {
     /// From so many rows on, steps that take in prompts; `None` is none.
     pub from_rows: Option<usize>,
+    /// Layers whose experts are in main memory.
+    pub(crate) n_layers: usize,
     /// Bytes of a layer's experts.
     pub layer_bytes: usize,
     /// Whether the device copies them from where they are.
     pub is_pinned: bool,
     /// How long that takes, and how long the processor takes for so many rows; `None` where nobody measured.
     pub times: Option<(Duration, usize, Duration)>,
+}
+
+impl StreamPlan {
+    /// Seconds that experts take to come to the device in a step that takes in so many tokens; `None` where they do not
+    /// come, or nobody measured.
+    pub fn copies_s(&self, n_rows: usize) -> Option<f64> {
+        let (copy, ..) = self.times.filter(|_| self.from_rows.is_some_and(|from| from <= n_rows))?;
+        Some(copy.as_secs_f64() * self.n_layers as f64)
+    }
 }
 
 impl fmt::Display for StreamPlan {
@@ -198,7 +209,8 @@ pub(super) fn attach(
     (streaming, limits): (Streaming, StepLimits),
 ) -> Result<StreamPlan, PlanError> {
     let is_pinned = pin(slots, sites);
-    let mut plan = StreamPlan { from_rows: None, layer_bytes: 0, is_pinned, times: None };
+    let n_layers = streamed.len();
+    let mut plan = StreamPlan { from_rows: None, n_layers, layer_bytes: 0, is_pinned, times: None };
     for segment in streamed {
         let nodes = segment.nodes.clone();
         let of_segment = graph.nodes[nodes.clone()].iter().flat_map(|node| node.args.values());
@@ -275,14 +287,24 @@ fn measure(
         copy = copy.min(begin.elapsed());
     }
     let most_rows = limits.largest(StepKind::Mixed).most(segment.rows);
-    let mut n_rows = LEAST_ROWS.min(most_rows);
+    let n_rows = LEAST_ROWS.min(most_rows);
     host_time(segment, n_rows, sites, graph)?; // threads and pages are cold
+    let times = times_up_to(copy, [n_rows, most_rows], |n_rows| host_time(segment, n_rows, sites, graph))?;
+    Ok((copy, times))
+}
+
+/// Times for numbers of rows that double from the first on, up to the first that takes as long as a copy, or the last.
+fn times_up_to<E>(
+    copy: Duration,
+    [mut n_rows, most_rows]: [usize; 2],
+    mut time: impl FnMut(usize) -> Result<Duration, E>,
+) -> Result<Vec<(usize, Duration)>, E> {
     let mut times = Vec::new();
     loop {
-        let host = host_time(segment, n_rows, sites, graph)?;
+        let host = time(n_rows)?;
         times.push((n_rows, host));
         if host >= copy || n_rows >= most_rows {
-            return Ok((copy, times));
+            return Ok(times);
         }
         n_rows = (2 * n_rows).min(most_rows);
     }

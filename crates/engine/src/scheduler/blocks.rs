@@ -359,4 +359,11 @@ mod tests {
         tables.release(0);
         assert_eq!(tables.counts(), [0, 1, 4]);
     }
+
+    #[test]
+    fn a_model_whose_layers_all_have_windows_has_no_pool() {
+        let without = BlockTables::new(&crate::graph::kv_cache::tests::rings_alone());
+        assert_eq!([&without, &BlockTables::new(&layout(2, 100, 128, 4))].map(BlockTables::have_pool), [false, true]);
+        assert_eq!((without.counts(), without.n_free()), ([0; 3], 0));
+    }
 }

@@ -122,6 +122,8 @@ mod tests {
     fn what_is_expected_goes_on_while_it_is_right() {
         // Behind 1 2 3 4 the draft goes on with what followed it first, though 3 4 was followed by another since.
         assert_eq!(drafts(&[1, 2, 3, 4, 5, 0, 3, 4, 6, 1, 2, 3, 4], 2, 0.0), [5, 0]);
+        // So it does though all three of 2 3 4 were followed by another since.
+        assert_eq!(drafts(&[1, 2, 3, 4, 5, 0, 2, 3, 4, 6, 1, 2, 3, 4], 2, 0.0), [5, 0]);
     }
 
     #[test]

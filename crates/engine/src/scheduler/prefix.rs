@@ -273,4 +273,33 @@ mod tests {
         assert_eq!((snapshots.place(&name(2, 9)), snapshots.place(&name(3, 9))), (second, None));
         assert_eq!((snapshots.adopt(&name(3, 1)), snapshots.has_room()), (None, false));
     }
+
+    #[test]
+    fn a_snapshot_that_is_given_up_is_not_found_and_its_place_is_the_next_ones() {
+        let mut snapshots = Snapshots::new(&windowed_layout([1, 64, 1024, 16], 128, 2));
+        let [first, second, third] = [1, 2, 3].map(PrefixKey::root);
+        let keep = |snapshots: &mut Snapshots, key, position| {
+            let mut copies = Vec::new();
+            assert!(snapshots.keep(key, 0, position, position, &mut copies));
+            copies.into_iter().map(|copy| copy.to).collect::<Vec<_>>()
+        };
+        keep(&mut snapshots, first, 128);
+        let place = keep(&mut snapshots, second, 192);
+        snapshots.give_up(&second);
+        assert_eq!([first, second].map(|key| snapshots.has(&key)), [true, false]);
+        assert_eq!(keep(&mut snapshots, third, 256), place);
+        assert_eq!([first, third].map(|key| snapshots.has(&key)), [true, true]);
+        snapshots.forget();
+        assert_eq!([first, third].map(|key| snapshots.has(&key)), [false, false]);
+    }
+
+    #[test]
+    fn copies_that_go_on_where_one_ends_are_one() {
+        let mut copies = Vec::new();
+        for (group, from, to) in [(0, 5, 9), (0, 6, 10), (0, 7, 11), (0, 8, 20), (0, 21, 21), (1, 22, 22)] {
+            push(&mut copies, group, from, to);
+        }
+        let copy = |group, from, to, n_blocks| BlockCopy { group, from, to, n_blocks };
+        assert_eq!(copies, [copy(0, 5, 9, 3), copy(0, 8, 20, 1), copy(0, 21, 21, 1), copy(1, 22, 22, 1)]);
+    }
 }

@@ -188,4 +188,10 @@ mod tests {
         let json = serde_json::to_string(&sampling).expect("numbers");
         assert_eq!(serde_json::from_str::<Sampling>(&json).expect("what went"), sampling);
     }
+
+    /// 3.4e38 is the largest f32.
+    #[test]
+    fn what_is_too_cold_to_divide_by_is_greedy() {
+        assert_eq!([0.0, 1e-38, 1e-30, 1.1e-30, 0.5].map(cold), [0.0, 0.0, 0.0, 1.1e-30, 0.5]);
+    }
 }

@@ -100,3 +100,18 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
 fn touch_lds(context: *mut Context, range: &Range, access: Access) {
     Own::new(context).touch_all::<true>(range, access);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_aligned_if_its_alignment_divides_it() {
+        for (alignment, how) in (0..5).flat_map(|shift| [0, IS_WRITE, IS_ATOMIC].map(|how| (1_usize << shift, how))) {
+            let what = how << HOW_SHIFT | (alignment as u32) << ALIGNMENT_SHIFT | 4;
+            for begin in 0..64 {
+                assert_eq!(is_aligned(begin, what), begin % alignment == 0, "{begin} {alignment}");
+            }
+        }
+    }
+}

@@ -55,9 +55,13 @@ pub(super) enum Why {
 impl Grid<'_> {
     /// The coordinates of a block.
     pub(crate) fn index(&self, block: u64) -> [u32; 3] {
-        let [x, y, _] = self.blocks.map(u64::from);
-        [block % x, block / x % y, block / x / y].map(|n| n as u32)
+        coordinates(self.blocks, block)
     }
+}
+
+fn coordinates(blocks: [u32; 3], block: u64) -> [u32; 3] {
+    let [x, y, _] = blocks.map(u64::from);
+    [block % x, block / x % y, block / x / y].map(|n| n as u32)
 }
 
 thread_local! {
@@ -384,6 +388,19 @@ impl Fault {
                 Some(element_bytes) => format!("at element {} of {name}", byte / element_bytes),
                 None => format!("at byte {byte} of {name}"),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_numbered_along_x_then_y_then_z() {
+        let in_order = (0..4).flat_map(|z| (0..3).flat_map(move |y| (0..5).map(move |x| [x, y, z])));
+        for (block, expected) in (0..).zip(in_order) {
+            assert_eq!(coordinates([5, 3, 4], block), expected, "{block}");
         }
     }
 }

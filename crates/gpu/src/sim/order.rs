@@ -318,4 +318,15 @@ mod tests {
         assert!(!order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 1, 2)), "written behind the fence");
         assert!(!order.knows(Stamp::new(1, 2, 2), Stamp::new(0, 0, 1)), "written by another thread");
     }
+
+    #[test]
+    fn a_thread_is_known_once_up_to_the_latest_time() {
+        let mut known = Known::default();
+        [(1, 5), (3, 2), (2, 7), (3, 9), (3, 4), (1, 4)].into_iter().for_each(|(thread, time)| known.add(thread, time));
+        assert_eq!(known.threads, [(1, 5), (2, 7), (3, 9)]);
+        known.shorten(4);
+        assert_eq!((known.floor, known.threads.len()), (0, 3), "nothing is known of one of four");
+        known.shorten(3);
+        assert_eq!((known.floor, &known.threads[..]), (5, &[(2, 7), (3, 9)][..]));
+    }
 }

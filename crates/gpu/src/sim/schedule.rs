@@ -33,7 +33,7 @@ impl Schedule {
         let drawn = which.into_iter().fold(mixed(self.seed), |drawn, number| mixed(drawn ^ mixed(number)));
         let mut step = drawn % (n - 1) + 1;
         while gcd(step, n) != 1 {
-            step = step % (n - 1) + 1;
+            step += 1; // at the latest n - 1, which has no divisor of n
         }
         (mixed(drawn) % n, step)
     }
@@ -69,6 +69,21 @@ mod tests {
                 assert_eq!(blocks, (0..n as u64).collect::<Vec<_>>(), "{n} {seed}");
             }
             assert!(n < 12 || (1..20).any(|seed| order(seed) != order(0)), "{n}");
+        }
+    }
+
+    /// The first numbers of SplitMix64 from 0, which adds a constant before it mixes.
+    #[test]
+    fn numbers_are_mixed_as_the_generators_are() {
+        let numbers = [0, 1, 2].map(|i: u64| mixed(i.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        assert_eq!(numbers, [0xe220_a839_7b1d_cdaf, 0x6e78_9e6a_a1b9_65f4, 0x06c4_5d18_8009_454f]);
+    }
+
+    #[test]
+    fn a_step_is_shorter_than_the_way_round_and_meets_everyone() {
+        for (n, seed) in (2..60).flat_map(|n| (1..60).map(move |seed| (n, seed))) {
+            let (first, step) = Schedule { seed }.walk(n, [seed, 7]);
+            assert!(first < n && (1..n).contains(&step) && gcd(step, n) == 1, "{first} {step} of {n}");
         }
     }
 }

@@ -152,4 +152,19 @@ mod tests {
         assert_eq!(wave(Space::Global, 256, 4), (32, 1));
         assert_eq!(wave(Space::Global, 16, 16), (4, 4));
     }
+
+    #[test]
+    fn counts_add_up_one_by_one() {
+        let (one, other) = (Traffic { n: 1, taken: 5, least: 7 }, Traffic { n: 2, taken: 30, least: 40 });
+        assert_eq!(one.with(other), Traffic { n: 3, taken: 35, least: 47 });
+    }
+
+    #[test]
+    fn nothing_is_counted_before_somebody_asks() {
+        let before = is_counted();
+        count_traffic(true);
+        assert_eq!((before, is_counted()), (false, true));
+        count_traffic(false);
+        assert!(!is_counted());
+    }
 }

@@ -123,4 +123,14 @@ mod tests {
         let error = examine(&broken, &spec(), &Resources::default(), &target).expect_err("cut short");
         assert!(matches!(error, ObjectError::Metadata(_)), "{error}");
     }
+
+    #[test]
+    fn a_contract_is_broken_by_arguments_or_by_something_else() {
+        let is_of_arguments = |expected: &str| {
+            let (entry, found) = ("k".to_owned(), "3".to_owned());
+            ObjectError::Contract(GpuError::Abi { entry, expected: expected.into(), found }).is_of_arguments()
+        };
+        let expected = ["4 arguments", "`x` at byte 8", "blocks of 256 threads"];
+        assert_eq!(expected.map(is_of_arguments), [true, true, false]);
+    }
 }

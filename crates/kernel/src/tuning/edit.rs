@@ -474,4 +474,12 @@ provenance = \"hand\"
     fn one_empty_line_is_kept_and_more_are_one() {
         assert_eq!(tidy("a\n\nb\n\n\n\nc\n\n\n"), "a\n\nb\n\nc\n");
     }
+
+    #[test]
+    fn the_comment_of_a_row_that_is_cut_in_two_stays_with_the_first_part() {
+        let merged = merged("t", TABLE, &[new_row("3-4", "linear/new")], &provenance()).expect("right");
+        let own = rows(&merged).into_iter().filter(|row| row.starts_with("linear") && row.contains("linear/dot"));
+        assert_eq!(own.collect::<Vec<_>>(), ["linear 1-2 linear/dot hand", "linear 5-8 linear/dot hand"]);
+        assert_eq!(merged.matches("# Products first.").count(), 1, "{merged}");
+    }
 }

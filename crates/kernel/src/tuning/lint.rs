@@ -285,24 +285,52 @@ mod tests {
         assert!(!has(FindingKind::Unreachable, "gfx1100.toml:16"), "it wants more than the others: {found:?}");
     }
 
+    /// A table of one row, without and with more in it.
+    fn text(variant: &str) -> String {
+        format!(
+            "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\n\
+             op = \"linear\"\nuse = \"linear/{variant}\"\nprovenance = \"hand\"\n"
+        )
+    }
+
+    fn dominated(tables: &[(&str, String)]) -> Vec<String> {
+        let texts: Vec<(&str, &str)> = tables.iter().map(|(name, text)| (*name, text.as_str())).collect();
+        let found =
+            TuningTables::from_texts(&texts).expect("right").findings(&[Target::gpu("gfx1100").expect("known")]);
+        found.iter().filter(|one| one.kind == FindingKind::Dominated).map(|one| one.place.clone()).collect()
+    }
+
     #[test]
-    fn what_says_the_same_counts_only_where_it_would_take_the_place() {
-        let text = |variant: &str| {
+    fn what_stands_between_counts_only_where_it_would_take_the_place() {
+        let [a, b] = ["a", "b"].map(text);
+        let of = |row: &str, step: &str| format!("{row}step = \"{step}\"\n");
+        let between = |own: &str, between: String| {
+            dominated(&[("gfx1100", own.to_owned()), ("gfx11", between), ("generic", a.clone())])
+        };
+        assert_eq!(between(&a, b.replace("linear", "rmsnorm")), ["gfx1100.toml:2"], "it is for another op");
+        assert_eq!(between(&of(&a, "decode"), of(&b, "mixed")), ["gfx1100.toml:2"], "it is for other steps");
+        assert_eq!(between(&of(&a, "decode"), of(&b, "decode")), Vec::<String>::new());
+    }
+
+    #[test]
+    fn times_are_compared_if_the_same_problem_was_measured() {
+        let table = |wants: &str, variant: &str, problem: char, time_us: f64| {
+            let problem = problem.to_string().repeat(64);
             format!(
-                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"m\" }}\n[[rows]]\n\
-                 op = \"linear\"\nuse = \"linear/{variant}\"\nprovenance = \"hand\"\n"
+                "provenance.tuned = {{ kind = \"measured\", date = \"2026-11-22\", method = \"tune\", device = \"a GPU\" }}\n\
+                 [[rows]]\nop = \"linear\"\n{wants}use = \"linear/{variant}\"\nprovenance = \"tuned\"\n\
+                 problem = \"{problem}\"\ntimed_at = 8\ntime_us = {time_us:?}\n"
             )
         };
-        let dominated = |tables: &[(&str, String)]| {
-            let texts: Vec<(&str, &str)> = tables.iter().map(|(name, text)| (*name, text.as_str())).collect();
-            let found =
-                TuningTables::from_texts(&texts).expect("right").findings(&[Target::gpu("gfx1100").expect("known")]);
-            found
-                .iter()
-                .filter(|one| one.kind == FindingKind::Dominated)
-                .map(|one| one.place.clone())
-                .collect::<Vec<_>>()
-        };
+        let own = table("where = { weight = \"bf16\" }\n", "slow", 'a', 9.0);
+        let of = |behind: String| dominated(&[("gfx1100", own.clone()), ("generic", behind)]);
+        assert_eq!(of(table("", "fast", 'a', 5.0)), ["gfx1100.toml:2"]);
+        assert_eq!(of(table("", "fast", 'b', 5.0)), Vec::<String>::new());
+        assert_eq!(of(table("", "fast", 'a', 8.9)), Vec::<String>::new(), "no more than noise");
+    }
+
+    #[test]
+    fn what_says_the_same_counts_only_where_it_would_take_the_place() {
         let [a, b] = ["a", "b"].map(text);
         assert_eq!(dominated(&[("gfx1100", a.clone()), ("generic", a.clone())]), ["gfx1100.toml:2"]);
         let between = dominated(&[("gfx1100", a.clone()), ("gfx11", b), ("generic", a)]);

@@ -387,7 +387,7 @@ impl TuningRow {
         self.step.is_none_or(|own| own == step)
     }
 
-    /// The fewest tokens at which both rows can apply, and neither goes before the other.
+    /// The fewest tokens at which both rows can apply. Whether one goes before the other was seen before.
     pub(super) fn overlap(&self, other: &Self) -> Option<u32> {
         if self.op != other.op {
             return None;
@@ -395,8 +395,7 @@ impl TuningRow {
         let tokens = self.tokens.meet(other.tokens)?; // before what takes longer: every row is held against all others
         let agree = |(name, fact): (&String, &Fact)| other.facts.get(name).is_none_or(|found| found == fact);
         let may_meet = StepKind::ALL.into_iter().any(|step| self.is_for(step) && other.is_for(step));
-        let is_ordered = self.wants_more(other) || other.wants_more(self);
-        (may_meet && !is_ordered && self.facts.iter().all(agree)).then_some(tokens)
+        (may_meet && self.facts.iter().all(agree)).then_some(tokens)
     }
 
     /// Whether it wants all that another row wants, and something besides.

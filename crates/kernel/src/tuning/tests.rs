@@ -138,6 +138,7 @@ fn wrong_rows_are_refused_with_their_line() {
         ),
         (row("1+", "", 1) + "source = \"abc\"\n", "gfx11.toml:12: could not read the tuning table"),
         (row("1+", "", 1) + "time_us = -1.0\n", "gfx11.toml:12: could not read the tuning table"),
+        (row("1+", "", 1) + "spread = -0.1\n", "gfx11.toml:12: could not read the tuning table"),
     ] {
         let error = tables(&[("gfx11", text)]).expect_err(why).to_string();
         assert!(error.starts_with(why), "{error}");
@@ -159,4 +160,41 @@ fn a_table_takes_the_place_of_that_of_its_name_and_folder_alone() {
     let second = with(&first, "gfx942", 4);
     assert_eq!(tiles(&second), [Some(3), Some(4)], "the other table of the folder stays");
     assert_eq!(tiles(&with(&second, "gfx1100", 5)), [Some(5), Some(4)]);
+}
+
+#[test]
+fn a_gap_is_none_where_no_step_has_so_few_rows() {
+    // A step that is not for decoding has two rows or more.
+    let of_gfx11 = |tokens: &str| {
+        let behind = row("1+", "", 2) + "step = \"decode\"\n";
+        let found = gaps(&tables(&[("gfx11", row(tokens, "", 1)), ("generic", behind)]).expect("right"));
+        found.into_iter().filter(|gap| gap.starts_with("gfx11.")).count()
+    };
+    assert_eq!(["2+", "3+"].map(of_gfx11), [0, 1]);
+}
+
+#[test]
+fn a_table_of_a_folder_that_cannot_be_read_is_told_of_its_targets_alone() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::fs::write(folder.path().join("gfx1100.toml"), "rows = 7\n").expect("written");
+    let tables = TuningTables::load(&[folder.path().to_owned()]).expect("the folder can");
+    let check = |arch: &str| tables.check_for(&Target::gpu(arch).expect("known"));
+    assert!(matches!(check("gfx1100"), Err(TuningError::Toml { .. })));
+    check("gfx942").expect("its tables are right");
+}
+
+#[test]
+fn a_template_is_used_by_a_row_for_the_target() {
+    let tables = tables(&[("gfx11", row("1-8", "", 1))]).expect("right");
+    let uses = |template: &str, arch: &str| tables.use_template(template, &Target::gpu(arch).expect("known"));
+    assert!(uses("linear/dot", "gfx1100") && !uses("linear/tile", "gfx1100") && !uses("linear/dot", "gfx942"));
+}
+
+#[test]
+fn stale_rows_are_counted_by_their_files() {
+    let tables = tables(&[("gfx11", row("1-8", "", 1) + &row("9+", "", 1)), ("gfx1100", row("1+", "", 2))]);
+    let (tables, target) = (tables.expect("right"), Target::gpu("gfx1100").expect("known"));
+    let warning = stale_warning(tables.rows_for(&target), &target).expect("three are");
+    assert!(warning.starts_with("2 rows of gfx11.toml, 1 row of gfx1100.toml are stale: "), "{warning}");
+    assert_eq!(stale_warning(std::iter::empty(), &target), None);
 }

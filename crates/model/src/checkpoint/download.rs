@@ -226,3 +226,21 @@ fn incomplete(folder: &Path) -> Vec<PathBuf> {
     let is_named = |path: &PathBuf| path.extension().is_some_and(|extension| extension == INCOMPLETE);
     folders.iter().flat_map(|folder| incomplete(folder)).chain(files.into_iter().filter(is_named)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_there_and_no_file_is_not_missing_though_a_download_began() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let [begun, model] = [".cache/huggingface/download", "model.gguf"].map(|name| folder.path().join(name));
+        fs::create_dir_all(&begun).expect("made");
+        fs::write(begun.join("x.incomplete"), "").expect("written");
+        let error = map(&folder.path().join("none.gguf")).expect_err("it is missing");
+        assert!(matches!(error, CheckpointError::Download(DownloadError::Absent { .. })), "{error}");
+        fs::create_dir(&model).expect("made");
+        let error = map(&model).expect_err("a folder");
+        assert!(matches!(error, CheckpointError::Map(_)), "{error}");
+    }
+}

@@ -168,4 +168,26 @@ mod tests {
         }
         assert_eq!([500.0, f32::INFINITY, 0.0, -0.0, 1e-9].map(code), [0x7e, 0x7e, 0, 0x80, 0]);
     }
+
+    #[test]
+    fn one_scale_alone_is_that_of_every_row() {
+        use super::super::stored::StoredType;
+
+        let take = |shape: Vec<u64>, scales: &[f32]| {
+            let stored = StoredType::plain("F32", 4, Some(Codec::Number(Number::F32)));
+            let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+            let mut inventory = Inventory::default();
+            inventory.add("a.weight_scale".into(), StoredTensor { stored, shape, bytes, file_offset: 0 }).expect("new");
+            let scales = F8Scales::take(&mut inventory, "a.weight", &[4, 130]);
+            inventory.finish().ok().and(scales)
+        };
+        for shape in [vec![], vec![1]] {
+            let scales = take(shape, &[2.5]).expect("it fits");
+            assert_eq!([0, 3].map(|row| scales.of_row(row).collect::<Vec<_>>()), [[2.5; 2]; 2]);
+            assert!(scales.are_finite());
+        }
+        let of_rows = take(vec![4], &[1.0, 2.0, f32::INFINITY, 4.0]).expect("it fits");
+        assert_eq!((of_rows.of_row(3).collect::<Vec<_>>(), of_rows.are_finite()), (vec![4.0; 2], false));
+        assert!(take(vec![3], &[1.0; 3]).is_none());
+    }
 }

@@ -321,4 +321,11 @@ mod tests {
         assert!(gain.to_string().contains("--quantize q8_0"), "{gain}");
         assert!(model.quantized(Quantization::Q8_0).gain().is_none());
     }
+
+    #[test]
+    fn half_the_bytes_are_twice_as_fast_at_most() {
+        let gain = Gain { tensor_bytes: [900, 800], bytes_per_token: [300, 120], to: Quantization::Q8_0 };
+        assert_eq!(gain.times(), 2.5);
+        assert!(gain.to_string().ends_with("at most 2.50 times as fast"), "{gain}");
+    }
 }

@@ -232,3 +232,17 @@ impl<'de> Deserialize<'de> for Header {
         deserializer.deserialize_map(Entries)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_begins_with_a_length_that_fits_and_an_object() {
+        let file = |length: u64, header: &[u8]| [&length.to_le_bytes(), header].concat();
+        assert!(is_safetensors(&file(2, b"{}")) && is_safetensors(&file(2, b"{}data")));
+        for other in [file(3, b"{}"), file(u64::MAX, b"{}"), file(2, b"[]"), file(0, b""), b"{}".to_vec(), vec![]] {
+            assert!(!is_safetensors(&other), "{other:?}");
+        }
+    }
+}

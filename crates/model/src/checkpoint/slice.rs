@@ -157,4 +157,11 @@ mod tests {
             assert_eq!(made(&Slice::new(whole, cut)), [row(1), row(2)].concat(), "{dtype}");
         }
     }
+
+    #[test]
+    #[should_panic(expected = "what is taken has room")]
+    fn more_rows_than_are_made_are_a_mistake() {
+        let whole = tensor(Dtype::U8, &[3, 4], Elements::Bytes(vec![0; 12].into()));
+        drop(Slice::new(whole, Cut { matrix: [3, 4], rows: vec![0..2, 2..3], columns: 0..4, made: [2, 4] }));
+    }
 }

@@ -324,4 +324,46 @@ mod tests {
             }
         }
     }
+
+    /// Of 4096 columns of heads, and 3072 of features, the second device has the second half; a scale is for 32.
+    #[test]
+    fn parameters_of_blocks_are_those_of_the_columns_that_are_cut() {
+        let config = gpt_oss_20b().with("num_hidden_layers", 1).with("intermediate_size", 3072);
+        let whole = in_blocks(config.clone(), Dtype::Q8_0);
+        let columns = |name: &str| {
+            let tensor = whole.tensor(name);
+            let (cut, shape) = TpRank { rank: 1, size: 2 }.cut(tensor, whole.grain(tensor), &config).expect("a part");
+            (cut.columns, shape.last().copied())
+        };
+        assert_eq!(columns("block.0.attn.out.weight"), (2048..4096, Some(2048)));
+        assert_eq!(columns("block.0.attn.out.scale"), (64..128, Some(64)));
+        assert_eq!(columns("block.0.mlp.mlp2_weight"), (1536..3072, Some(1536)));
+        assert_eq!(columns("block.0.mlp.mlp2_scale"), (48..96, Some(48)));
+    }
+
+    #[test]
+    fn what_is_added_once_is_the_first_devices() {
+        let config = gpt_oss_20b().with("num_hidden_layers", 1);
+        let whole = Checkpoint::random(config, Encoding::Bf16, 1).expect("a model");
+        let [first, second] = [0, 1].map(|rank| whole.part(TpRank { rank, size: 2 }).expect("it divides"));
+        let name = "block.0.attn.out.bias";
+        assert!(!matches!(first.tensor(name).elements, Elements::Slice(_)), "the first has it as it is");
+        let (cut, shape) = TpRank { rank: 1, size: 2 }
+            .cut(whole.tensor(name), Grain { block: 1, element: 1 }, &whole.config)
+            .expect("the second has zeros");
+        assert_eq!((cut.rows, shape), (vec![], vec![2880]));
+        for part in [&first, &second] {
+            assert!(matches!(part.tensor("block.0.attn.qkv.weight").elements, Elements::Slice(_)));
+        }
+    }
+
+    #[test]
+    fn rows_of_gates_and_of_ups_are_as_many_as_features() {
+        let shape =
+            <crate::config::NamedShape as clap::ValueEnum>::from_str("llama-3.2-1b", false).expect("it is known");
+        let config = shape.config(None);
+        let is_of_both = |tensor: &&crate::family::FamilyTensor| tensor.cut == Sharding::GateRowsUpRows;
+        let gates = config.family.tensors.iter().find(is_of_both).expect("it has them");
+        assert_eq!(n_features(&config, &format!("block.0.{}", gates.name)), 8192);
+    }
 }

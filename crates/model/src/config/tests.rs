@@ -92,3 +92,19 @@ fn scores_of_gemma_3_in_gguf_are_over_the_size_of_a_head_but_for_the_largest() {
     };
     assert_eq!([of(62.0, 0.0), of(48.0, 1.0), of(62.0, 1.0)], [1.0, 1.0, (128.0_f64 / 168.0).sqrt() as f32]);
 }
+
+#[test]
+fn configurations_are_equal_if_family_dimensions_and_numbers_are() {
+    let of = |values: &[(&str, f64)]| NamedShape::gpt_oss_20b().config_with(values);
+    assert_eq!(of(&[]), of(&[]));
+    let llama = NamedShape::all().iter().find(|shape| shape.name() == "llama-3.2-1b").unwrap().config(None);
+    for other in [of(&[("num_hidden_layers", 2.0)]), of(&[("rope_theta", 7.0)]), llama] {
+        assert_ne!(of(&[]), other);
+    }
+    assert_ne!(of(&[]).with_rope_divisors(vec![2.0; 32]), of(&[]));
+}
+
+#[test]
+fn as_many_as_there_are_is_not_too_many() {
+    NamedShape::gpt_oss_20b().config_with(&[("experts_per_token", 32.0)]).check().unwrap();
+}

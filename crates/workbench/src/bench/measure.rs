@@ -133,7 +133,7 @@ impl Bench<'_> {
         let profile = self.profiled(Profiled::Every { rounds: self.effort.rounds }, |bench| bench.prompt(tokens, 0))?;
         let steps = host.steps / self.effort.repeats;
         let mut cost = self.model.cost(Rows::Prompt { tokens });
-        if let Some(copied_s) = self.engine.executor().streaming_s(tokens) {
+        if let Some(copied_s) = self.engine.executor().stream_plan().and_then(|plan| plan.copies_s(tokens)) {
             cost = cost.streamed(steps as f64 * copied_s);
         }
         Ok(self.measured(work, Found { tokens, steps, seconds, cost, host, others, profile, profiled_steps: 1 }))

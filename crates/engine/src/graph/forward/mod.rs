@@ -316,3 +316,19 @@ impl Forward<'_> {
         self.graph.nodes.last_mut().expect("just added").rows = Rows::Logits;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use model::config::NamedShape;
+
+    #[test]
+    fn devices_meet_twice_in_a_layer_and_once_for_logits() {
+        assert_eq!(n_meetings(&NamedShape::gpt_oss_20b().config_with(&[])), 24 * 2 + 1);
+    }
+
+    #[test]
+    fn what_belongs_to_the_first_rope_has_no_suffix() {
+        assert_eq!([COS_SIN, "local"].map(|rope| of_rope("inv_freq", rope)), ["inv_freq", "inv_freq.local"]);
+    }
+}

@@ -15,15 +15,18 @@ use kernel::template::contract::ArgDtype;
 use kernel::template::library::{Layer, Library};
 use kernel::tuning::TuningTables;
 
+fn checkpoint() -> Checkpoint {
+    let config = NamedShape::gpt_oss_20b().config_with(&[("max_seq_len", 2048.0)]);
+    Checkpoint::random(config, Encoding::Mxfp4, 1).expect("a model")
+}
+
 /// The forward pass of gpt-oss-20b.
 fn graph(precision: Precision) -> Graph {
     graph_with(precision, Dtype::Bf16)
 }
 
 fn graph_with(precision: Precision, kv: Dtype) -> Graph {
-    let checkpoint =
-        Checkpoint::random(NamedShape::gpt_oss_20b().config_with(&[("max_seq_len", 2048.0)]), Encoding::Mxfp4, 1)
-            .expect("a model");
+    let checkpoint = checkpoint();
     let request = KvRequest {
         n_slots: 300,
         n_snapshots: 0,
@@ -271,22 +274,25 @@ fn nodes_of_which_one_writes_what_another_reads_besides_are_no_run() {
     assert!(fused(&graph, &run, at..at + 2).is_none(), "a block would read what another one has written");
 }
 
-#[test]
-fn what_a_run_needs_lives_from_its_first_node_to_its_last() {
+/// The processor's, which compiles nothing.
+fn pipeline(folder: &std::path::Path) -> kernel::pipeline::Pipeline {
     use kernel::object::cache::{Cache, CacheLimits};
     use kernel::object::compile::CompilerOptions;
     use kernel::object::store::Store;
 
+    let compilers = CompilerOptions::new(folder.join("no-worker"));
+    let store = Store::new(Cache::open(folder, CacheLimits::default()), compilers);
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let driver = Arc::new(gpu::host::HostDriver::new(1).expect("a thread"));
+    kernel::pipeline::Pipeline::new(library, TuningTables::default(), Target::host(), store, driver).expect("right")
+}
+
+#[test]
+fn what_a_run_needs_lives_from_its_first_node_to_its_last() {
     let graph = graph(Precision::Bf16);
     let chooser = chooser("sm_90", TuningTables::load(&[]).expect("right"));
     let folder = tempfile::tempdir().expect("a temporary folder");
-    // Nothing is compiled.
-    let compilers = CompilerOptions::new(folder.path().join("no-worker"));
-    let store = Store::new(Cache::open(folder.path(), CacheLimits::default()), compilers);
-    let library = Library::from_layers(vec![Layer::built_in()]);
-    let driver = Arc::new(gpu::host::HostDriver::new(1).expect("a thread"));
-    let pipeline = kernel::pipeline::Pipeline::new(library, TuningTables::default(), Target::host(), store, driver)
-        .expect("right");
+    let pipeline = pipeline(folder.path());
     let limits = crate::graph::StepLimits { max_rows: 64, max_logit_rows: 64, max_decode_rows: 64 };
     let (shared, streaming) = (Vec::new(), crate::graph::placement::Streaming::Never);
     let (kv_bytes, snapshot_bytes, zero_copy) = (0, 0, false);
@@ -306,5 +312,99 @@ fn what_a_run_needs_lives_from_its_first_node_to_its_last() {
             n_end += usize::from(alone.last_node < range.end - 1);
         }
     }
+    let ends = |id: &usize| {
+        let of_run = |range: &std::ops::Range<usize>| {
+            graph.nodes[range.clone()].iter().flat_map(|node| node.args.values()).any(|arg| arg.0 == *id)
+        };
+        candidates.iter().flat_map(Candidates::run_ranges).filter(of_run).map(|range| range.end - 1).max()
+    };
+    for (id, life) in &all {
+        assert_eq!(life.last_node, alone[id].last_node.max(ends(id).unwrap_or(0)), "tensor {id}: no longer than that");
+    }
     assert!(n_begin > 24 && n_end > 24, "{n_begin}, {n_end}");
+}
+
+#[test]
+fn a_run_that_is_refused_is_done_node_by_node_unless_a_kernel_is_missing() {
+    use super::super::buckets::served;
+    use kernel::choice::NoKernel;
+    use kernel::object::store::StoreError;
+    use kernel::pipeline::PipelineError;
+
+    let graph = graph(Precision::Bf16);
+    let chooser = chooser("gfx942", TuningTables::load(&[]).expect("right"));
+    let limits = crate::graph::StepLimits { max_rows: 1, max_logit_rows: 1, max_decode_rows: 1 };
+    let candidates = segments(&graph, Place::Device, &chooser.fusions());
+    let without_runs = |why: &dyn Fn() -> StoreError| {
+        served(&graph, &candidates, &chooser, limits, |wanted| {
+            let run = wanted.iter().find(|request| request.problem.ops.len() > 1);
+            let problem = |run: &kernel::choice::KernelRequest| Box::new(run.problem.clone());
+            let refused = |run| NoKernel { problem: problem(run), source: PipelineError::Store(why()) };
+            run.map(refused).map_or(Ok(()), Err)
+        })
+    };
+    let (planned, ()) = without_runs(&|| StoreError::Jobs { text: "x".into() }).expect("every node has a kernel");
+    let of_one_row =
+        planned.iter().filter(|segment| !segment.rows.are_asked_for()).flat_map(|segment| &segment.buckets);
+    let decoding = of_one_row.filter(|bucket| bucket.step == StepKind::Decode);
+    // As `a_step_of_gpt_oss_20b_has_so_many_launches` counts them.
+    assert_eq!(decoding.map(|bucket| bucket.covers.len()).sum::<usize>(), 24 * 11 + 7);
+    assert!(without_runs(&|| StoreError::Missing(Arc::default())).is_err(), "node by node more would be missing");
+}
+
+#[test]
+fn a_segment_whose_weights_come_from_main_memory_is_for_prompts_of_so_many_rows() {
+    use super::super::buckets::served;
+    use super::super::streaming::LEAST_ROWS;
+    use kernel::choice::NoKernel;
+
+    let mut graph = graph(Precision::Bf16);
+    let chooser = chooser("gfx942", TuningTables::load(&[]).expect("right"));
+    let of_experts = |node: &&mut Node| node.label.starts_with("block.7.mlp.mlp");
+    graph.nodes.iter_mut().filter(of_experts).for_each(|node| node.place = Place::Host);
+    let candidates = segments(&graph, Place::Streamed, &chooser.fusions());
+    assert_eq!(candidates.len(), 1);
+    let buckets = |max_rows| {
+        let limits = crate::graph::StepLimits { max_rows, max_logit_rows: 1, max_decode_rows: 1 };
+        let serve = |_: &[_]| Ok::<_, NoKernel<std::io::Error>>(());
+        let (planned, ()) = served(&graph, &candidates, &chooser, limits, serve).expect("nothing is refused");
+        let range = |bucket: &super::super::buckets::PlannedBucket| {
+            (bucket.step, bucket.first_row_count, bucket.last_row_count)
+        };
+        planned[0].buckets.iter().map(range).collect::<Vec<_>>()
+    };
+    assert_eq!(buckets(LEAST_ROWS), [(StepKind::Mixed, LEAST_ROWS, LEAST_ROWS)]);
+    assert_eq!(buckets(LEAST_ROWS - 1), []);
+}
+
+#[test]
+fn nodes_that_read_the_same_are_a_run() {
+    let mut graph = graph(Precision::Bf16);
+    let chooser = chooser("gfx942", TuningTables::load(&[]).expect("right"));
+    let (run, at) = run_of(&chooser, &graph, ["rmsnorm", "linear"]);
+    let read = graph.nodes[at].args["scale"];
+    graph.nodes[at + 1].args.insert("bias".into(), read);
+    assert!(fused(&graph, &run, at..at + 2).is_some());
+}
+
+#[test]
+fn weights_take_what_all_of_a_checkpoints_tensors_have() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let checkpoint = checkpoint();
+    let plan = super::super::memory::MemoryPlan::new(&graph(Precision::Bf16), &checkpoint, &pipeline(folder.path()));
+    let plan = plan.expect("memory has a size");
+    let all: usize = checkpoint.tensors.values().map(model::checkpoint::Tensor::len_bytes).sum();
+    assert_eq!((plan.weights, plan.weights_in_place), (all, 0), "random weights are in no file");
+}
+
+#[test]
+fn a_kernel_makes_the_random_weights_of_each_type() {
+    let checkpoint = checkpoint();
+    let found = super::super::weights::random_dtypes(&graph(Precision::Bf16), Place::Device, &checkpoint);
+    let names = |dtypes: &mut dyn Iterator<Item = Dtype>| dtypes.map(|dtype| dtype.to_string()).collect::<Vec<_>>();
+    let mut found = names(&mut found.expect("the graph's weights are the checkpoint's").into_iter());
+    found.sort();
+    let all: BTreeSet<String> =
+        names(&mut checkpoint.tensors.values().map(|tensor| tensor.dtype)).into_iter().collect();
+    assert_eq!(found, all.into_iter().collect::<Vec<_>>(), "each once");
 }

@@ -69,7 +69,8 @@ fn timed(
     let all: Vec<usize> = (0..launches.len()).collect();
     let Some(whole) = capture(driver, launches, &all).map_err(failed)? else { return Ok(None) };
     let mut groups = BTreeMap::new();
-    for (key, indices) in nodes(launches) {
+    let labels = launches.iter().map(|Isolated { planned, .. }| (&*planned.label, &*planned.kernel.rendered.label));
+    for (key, indices) in nodes(labels) {
         let captured = indices.repeat(FEWEST_LAUNCHES.div_ceil(indices.len()));
         let Some(graph) = capture(driver, launches, &captured).map_err(failed)? else { return Ok(None) };
         let (n_captured, times) = (captured.len(), Vec::new());
@@ -98,23 +99,32 @@ fn restore(driver: &dyn Driver, carried: &[Carried]) -> Result<(), GpuError> {
 
 /// What the step takes from the one before it, tokens that were sampled: memory that it reads first and writes later.
 fn carried(driver: &dyn Driver, launches: &[Isolated<'_>]) -> Result<Vec<Carried>, GpuError> {
-    let (mut written, mut read) = (BTreeSet::new(), BTreeMap::new());
-    let mut carried = Vec::new();
-    for Isolated { planned, prepared, .. } in launches {
-        for (spec, arg) in planned.kernel.rendered.all_args().zip(&prepared.args) {
-            let (Argument::Memory { view, .. }, Some(id)) = (arg, planned.args.get(&spec.name)) else { continue };
-            if spec.access == Access::Read && !written.contains(id) {
-                read.insert(*id, view);
-            } else if spec.access == Access::Write && written.insert(*id) {
-                carried.extend(read.get(id));
-            }
-        }
-    }
+    let accesses = launches.iter().flat_map(|Isolated { planned, prepared, .. }| {
+        planned.kernel.rendered.all_args().zip(&prepared.args).filter_map(move |(spec, arg)| match arg {
+            Argument::Memory { view, .. } => Some((*planned.args.get(&spec.name)?, spec.access, view)),
+            _ => None,
+        })
+    });
+    let carried = read_and_then_written(accesses);
     let save = |view: &&BufferView| {
         let mut bytes = vec![0; view.len_bytes()];
         driver.read(view, &mut bytes).map(|()| ((*view).clone(), bytes))
     };
     carried.iter().map(save).collect()
+}
+
+/// Of what is read before anything writes it, what is written later.
+fn read_and_then_written<I: Ord + Copy, V: Copy>(accesses: impl Iterator<Item = (I, Access, V)>) -> Vec<V> {
+    let (mut written, mut read) = (BTreeSet::new(), BTreeMap::new());
+    let mut found = Vec::new();
+    for (id, access, view) in accesses {
+        if access == Access::Read && !written.contains(&id) {
+            read.insert(id, view);
+        } else if access == Access::Write && written.insert(id) {
+            found.extend(read.get(&id));
+        }
+    }
+    found
 }
 
 /// Times of the whole step; those of its nodes go to their groups.
@@ -156,16 +166,26 @@ fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>
             }
         }
     }
-    let total = lengths.values().map(|length| length.next_multiple_of(ALIGNMENT_BYTES)).sum();
+    let (places, total) = placed(lengths);
     let no_room = |source| PlanError::Device { label: "activations of a profile".into(), source };
     let own = steps.sites.device.driver().allocate(total).map_err(no_room)?.view();
     let mut memory = steps.sites.device.memory.clone();
-    let mut offset = 0;
-    for (id, length) in lengths {
+    for (id, offset, length) in places {
         memory[id] = own.slice(offset, length).expect("the sum of all lengths");
-        offset += length.next_multiple_of(ALIGNMENT_BYTES);
     }
     prepare(steps, shape, &memory)
+}
+
+/// Where each of these lengths begins and how long it is, one behind the other, and what all of them take.
+fn placed(lengths: BTreeMap<usize, usize>) -> (Vec<(usize, usize, usize)>, usize) {
+    let mut total = 0;
+    let mut place = |(id, length): (usize, usize)| {
+        let offset = total;
+        total += length.next_multiple_of(ALIGNMENT_BYTES);
+        (id, offset, length)
+    };
+    let places = lengths.into_iter().map(&mut place).collect();
+    (places, total)
 }
 
 fn prepare<'a>(steps: &Steps<'a>, shape: StepShape, memory: &[BufferView]) -> Result<Vec<Isolated<'a>>, PlanError> {
@@ -181,11 +201,10 @@ fn prepare<'a>(steps: &Steps<'a>, shape: StepShape, memory: &[BufferView]) -> Re
 }
 
 /// The places of each node's launches, by node (layers as `*`) and template.
-fn nodes(launches: &[Isolated<'_>]) -> BTreeMap<(String, String), Vec<usize>> {
+fn nodes<'a>(launches: impl Iterator<Item = (&'a str, &'a str)>) -> BTreeMap<(String, String), Vec<usize>> {
     let mut nodes: BTreeMap<(String, String), Vec<usize>> = BTreeMap::new();
-    for (i, Isolated { planned, .. }) in launches.iter().enumerate() {
-        let key = (without_layer(&planned.label), planned.kernel.rendered.label.clone());
-        nodes.entry(key).or_default().push(i);
+    for (i, (node, template)) in launches.enumerate() {
+        nodes.entry((without_layer(node), template.to_owned())).or_default().push(i);
     }
     nodes
 }
@@ -209,5 +228,46 @@ mod tests {
     fn the_median_is_the_middle_one_whatever_the_order() {
         let of = |times: &[u64]| median(times.iter().map(|&ms| Duration::from_millis(ms)).collect()).as_millis();
         assert_eq!([of(&[9, 1, 5]), of(&[7]), of(&[8, 2, 4, 6]), of(&[1, 1, 1, 9, 9])], [5, 7, 6, 1]);
+    }
+
+    #[test]
+    fn what_a_step_takes_from_the_one_before_it_reads_before_it_writes_it() {
+        use Access::{Read, Write};
+        let found = |accesses: &[(u32, Access)]| {
+            read_and_then_written(accesses.iter().map(|&(id, access)| (id, access, 10 * id)))
+        };
+        assert_eq!(found(&[(1, Read), (2, Write), (1, Write), (2, Read), (1, Write)]), [10]);
+        assert_eq!(found(&[(3, Write), (3, Read), (3, Write), (4, Read), (4, Read)]), Vec::<u32>::new());
+        assert_eq!(found(&[(1, Read), (2, Read), (2, Write), (1, Write)]), [20, 10]);
+    }
+
+    #[test]
+    fn places_follow_each_other_and_begin_aligned() {
+        let (places, total) = placed([(7, 1), (3, ALIGNMENT_BYTES), (9, ALIGNMENT_BYTES + 1), (8, 5)].into());
+        let a = ALIGNMENT_BYTES;
+        assert_eq!((places, total), (vec![(3, 0, a), (7, a, 1), (8, 2 * a, 5), (9, 3 * a, a + 1)], 5 * a));
+    }
+
+    #[test]
+    fn launches_of_all_layers_are_one_nodes() {
+        let launches = [
+            ("embedding", "embedding/rows"),
+            ("block.0.attn.qkv", "linear/gemv"),
+            ("block.1.attn.qkv", "linear/gemv"),
+            ("block.2.attn.qkv", "linear/tile"),
+            ("block.2.attn.out", "linear/gemv"),
+        ];
+        let found: Vec<_> = nodes(launches.into_iter()).into_iter().collect();
+        let node = |label: &str| without_layer(label);
+        let key = |label: &str, template: &str| (node(label), template.to_owned());
+        let mut expected = vec![
+            (key("block.0.attn.out", "linear/gemv"), vec![4]),
+            (key("block.0.attn.qkv", "linear/gemv"), vec![1, 2]),
+            (key("block.0.attn.qkv", "linear/tile"), vec![3]),
+            (key("embedding", "embedding/rows"), vec![0]),
+        ];
+        expected.sort();
+        assert_eq!(found, expected);
+        assert_ne!(node("block.1.attn.qkv"), "block.1.attn.qkv");
     }
 }

@@ -119,7 +119,7 @@ mod tests {
     fn keys_and_values_are_not_read_twice_for_a_chunk() {
         let problem = Problem {
             ops: vec!["attention".into()],
-            dims: [("num_key_value_heads", 2), ("half_head_dim", 4), ("window", 0)]
+            dims: [("num_key_value_heads", 3), ("half_head_dim", 4), ("window", 0)]
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),
             constants: BTreeMap::new(),
@@ -131,6 +131,6 @@ mod tests {
         let rows: Elements = [("slot".to_owned(), vec![0, 0]), ("position".to_owned(), vec![8, 9])].into();
         let mut bytes: BTreeMap<String, f64> = [("k_cache".to_owned(), 1e9), ("v_cache".to_owned(), 100.0)].into();
         cap_cache(&mut bytes, &problem, &rows);
-        assert_eq!((bytes["k_cache"], bytes["v_cache"]), (10.0 * 2.0 * 8.0 * 2.0, 100.0));
+        assert_eq!((bytes["k_cache"], bytes["v_cache"]), (10.0 * 3.0 * 8.0 * 2.0, 100.0));
     }
 }

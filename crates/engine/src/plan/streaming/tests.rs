@@ -32,6 +32,7 @@ fn a_plan_says_from_where_on_and_why() {
     let ms = Duration::from_millis;
     let plan = StreamPlan {
         from_rows: Some(256),
+        n_layers: 3,
         layer_bytes: 1_692_000_000,
         is_pinned: true,
         times: Some((ms(31), 256, ms(44))),
@@ -43,6 +44,10 @@ fn a_plan_says_from_where_on_and_why() {
     );
     let never = StreamPlan { from_rows: None, is_pinned: false, times: Some((ms(31), 512, ms(3))), ..plan.clone() };
     assert!(never.to_string().starts_with("steps that take in prompts leave experts to the processor: 1.692 GB"));
+    // Three layers, of 31 ms each.
+    let copies_ms = |plan: &StreamPlan, n_rows| plan.copies_s(n_rows).map(|s| (1e3 * s).round());
+    assert_eq!([255, 256, 9999].map(|n_rows| copies_ms(&plan, n_rows)), [None, Some(93.0), Some(93.0)]);
+    assert_eq!(copies_ms(&never, 9999), None);
     let asked = StreamPlan { times: None, is_pinned: false, ..plan };
     assert!(asked.to_string().ends_with(": 1.692 GB a layer, by way of pinned memory"), "{asked}");
 }
@@ -57,4 +62,24 @@ fn the_first_number_of_rows_is_where_the_processor_takes_as_long() {
     assert_eq!(first_as_long(ms(43), &host), None);
     assert_eq!(first_as_long(ms(18), &host[..1]), Some(256));
     assert_eq!(first_as_long(ms(43), &[]), None);
+}
+
+#[test]
+fn the_processor_is_timed_up_to_the_first_number_of_rows_that_takes_as_long_as_a_copy() {
+    let ms = Duration::from_millis;
+    let timed = |copy_ms, least, most| {
+        let times = times_up_to::<()>(ms(copy_ms), [least, most], |n_rows| Ok(ms(n_rows as u64)));
+        times.expect("none fails").into_iter().map(|(n_rows, _)| n_rows).collect::<Vec<_>>()
+    };
+    assert_eq!(timed(40, 16, 1000), [16, 32, 64]);
+    assert_eq!(timed(32, 16, 1000), [16, 32]);
+    assert_eq!(timed(1000, 16, 50), [16, 32, 50]);
+    assert_eq!(timed(1000, 7, 7), [7]);
+}
+
+#[test]
+fn a_tensor_has_a_place_if_it_was_given_one() {
+    let slots = Slots { ranges: [(3, (1, 0, 16))].into(), len_bytes: [0, 256] };
+    assert_eq!([2, 3, 4].map(|tensor| slots.has(tensor)), [false, true, false]);
+    assert_eq!(slots.total_bytes(), 256);
 }

@@ -363,3 +363,40 @@ fn parts_of_prefixes_are_taken_in_while_there_is_room_and_found_where_they_were_
     assert!(scheduler.adopt(&two, PrefixPart::Windows).is_some());
     assert_eq!(scheduler.room(), (15, false));
 }
+
+#[test]
+fn a_draft_takes_no_block_that_somebody_may_need_sooner() {
+    let rows_of_second_step = |[n_slots, pool_blocks]: [usize; 2]| {
+        let drafts = Some(DraftOptions { max_rows: 4, max_sequences: 1, min_probability: 0.0 });
+        let options = SchedulerOptions { drafts, ..options(64) };
+        let mut scheduler = Scheduler::new(&layout(n_slots, 64, 128, pool_blocks), options);
+        scheduler.submit(request(&[5; 62], 60));
+        let first = scheduler.next_step(all);
+        scheduler.advance(&first, &[5]);
+        scheduler.next_step(all).rows.len()
+    };
+    // Two positions are left of its block. Whoever runs may need the one block that is free; of two one is left.
+    assert_eq!([[1, 2], [2, 3]].map(rows_of_second_step), [2, 5]);
+}
+
+#[test]
+fn only_the_same_text_is_waited_for() {
+    let rows_of_first_step = |prompts: [&[u32]; 2]| {
+        let mut scheduler = Scheduler::new(&windowed_layout([2, 400, 1024, 48], 128, 4), options(400));
+        for prompt in prompts {
+            scheduler.submit(request(prompt, 1));
+        }
+        let step = scheduler.next_step(all);
+        [0, 1].map(|slot| step.rows.iter().filter(|row| row.slot == slot).count())
+    };
+    assert_eq!(rows_of_first_step([&[1; 130], &[1; 130]]), [130, 0]);
+    assert_eq!(rows_of_first_step([&[1; 130], &[2; 130]]), [130, 130]);
+    // What begins alike and goes on gives no snapshot where the shorter one needs it.
+    assert_eq!(rows_of_first_step([&[1; 200], &[1; 130]]), [200, 130]);
+}
+
+#[test]
+fn the_last_token_of_an_answer_takes_no_position() {
+    let sequence = Sequence::new(RequestId(0), request(&[1, 2, 3], 5));
+    assert_eq!(sequence.n_positions(), 3 + 4);
+}

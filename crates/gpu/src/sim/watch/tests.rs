@@ -68,6 +68,10 @@ impl Run {
         let stamp = Stamp::new(block, within, time).0;
         let context = ptr::null_mut();
         let own = Own { context, stamp, floor, wave_floor, wave_size: WAVE_SIZE as u32, order };
+        let (begin, len_bytes) = (range.begin + mask.trailing_zeros() as usize, mask.count_ones());
+        if IS_LDS && own.is_plain_in_lds(range, Access { begin, len_bytes, how, pc: 0 }) {
+            return false; // as most accesses are judged
+        }
         let cell = range.cell(0);
         let mut defined = own.defined::<IS_LDS>(cell);
         let seen = own.touch_of::<IS_LDS>(range, 0, &mut defined, mask, how);
@@ -163,4 +167,17 @@ fn who_wrote_an_address_is_told_to_its_block() {
         assert!(writer(&range, BEGIN + offset, 6).is_none(), "of another block");
     }
     assert!(writer(&range, BEGIN - 1, 5).is_none());
+}
+
+#[test]
+fn who_wrote_a_byte_of_a_word_is_told_of_that_byte_alone() {
+    const BEGIN: usize = 0x1000;
+    let cell = cells(2);
+    let range = Range::global(BEGIN, BEGIN + 8, cell.as_ptr(), 2, false);
+    let (stamp, of_word) = (Stamp::new(5, 1, 3), Stamp::new(5, 0, 2));
+    cell.iter().for_each(|cell| cell.write.store(of_word.0, Ordering::Relaxed));
+    cell[1].defined.store(IS_SPLIT, Ordering::Relaxed);
+    range.bytes_of(1)[2].write.store(stamp.0, Ordering::Relaxed);
+    let found = [0, 3, 4, 5, 6, 7].map(|offset| writer(&range, BEGIN + offset, 5).map(|stamp| stamp.0));
+    assert_eq!(found, [Some(of_word.0), Some(of_word.0), None, None, Some(stamp.0), None]);
 }

@@ -368,3 +368,15 @@ fn decoder<'a>(_packed: impl Read + 'a) -> io::Result<io::Empty> {
 pub(super) fn unpacked(_frame: &[u8]) -> io::Result<Vec<u8>> {
     Err(io::ErrorKind::Unsupported.into())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_has_100_bytes_in_a_header() {
+        let name = "a".repeat(100);
+        assert_eq!(entry(&header(&name, 7).expect("it fits")).expect("a header"), (&*name, 7));
+        assert!(header(&"a".repeat(101), 7).is_err() && header(&"a".repeat(300), 7).is_err());
+    }
+}

@@ -261,3 +261,20 @@ fn key_of(manifest: &Manifest, kernel: &BundledKernel, source: &str) -> Option<D
     };
     Some(key.digest())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::object::bundle::tests::{bytes, opened, request};
+
+    #[test]
+    fn a_frame_that_is_too_large_or_goes_past_the_end_is_not_read() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        drop(opened(folder.path(), &bytes(&[(request("gfx942", "s"), None)])));
+        let mut bundle = Bundle::open(&folder.path().join("b.tar.zst")).expect("a bundle");
+        let is_refused = |error: BundleError| matches!(error, BundleError::Damaged { what: "its index" });
+        assert!(is_refused(bundle.read_frame(bundle.len_bytes - 1, 2).expect_err("behind the end")));
+        bundle.len_bytes = u64::MAX;
+        assert!(is_refused(bundle.read_frame(0, MAX_FRAME_BYTES as u32 + 1).expect_err("too large")));
+    }
+}

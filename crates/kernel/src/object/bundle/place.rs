@@ -31,9 +31,7 @@ pub(super) fn candidates() -> Vec<PathBuf> {
         files.extend(files_at(&folder.join("bundles")));
         files.extend(folder.parent().map(|parent| files_at(&parent.join("share").join(SHARED))).unwrap_or_default());
     }
-    let system = env::var_os("XDG_DATA_DIRS").filter(|folders| !folders.is_empty());
-    let system = system.unwrap_or_else(|| OsString::from("/usr/local/share:/usr/share"));
-    let shares = dirs::data_dir().into_iter().chain(env::split_paths(&system));
+    let shares = dirs::data_dir().into_iter().chain(of_system(env::var_os("XDG_DATA_DIRS")));
     shares.for_each(|share| files.extend(files_at(&share.join(SHARED))));
     let mut distinct: Vec<PathBuf> = Vec::new();
     for file in files {
@@ -42,6 +40,12 @@ pub(super) fn candidates() -> Vec<PathBuf> {
         }
     }
     distinct
+}
+
+/// The folders that `$XDG_DATA_DIRS` names; where it is empty, those that its specification names.
+fn of_system(variable: Option<OsString>) -> Vec<PathBuf> {
+    let named = variable.filter(|folders| !folders.is_empty());
+    env::split_paths(&named.unwrap_or_else(|| OsString::from("/usr/local/share:/usr/share"))).collect()
 }
 
 /// A file itself, or the bundles in a folder, by their names; nothing where there is neither.
@@ -54,4 +58,16 @@ pub(super) fn files_at(path: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = names.flatten().map(|name| name.path()).filter(is_bundle).collect();
     files.sort();
     files
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_system_shares_where_it_says_or_where_all_do() {
+        let usual = ["/usr/local/share", "/usr/share"].map(PathBuf::from);
+        assert_eq!([of_system(None), of_system(Some(OsString::new()))], [&usual, &usual]);
+        assert_eq!(of_system(Some("/a:/b/c".into())), ["/a", "/b/c"].map(PathBuf::from));
+    }
 }

@@ -5,7 +5,7 @@ use super::manifest::{BundleTarget, BundledKernel, BundledObject, FORMAT, Manife
 use super::*;
 use crate::template::Params;
 
-fn request(target: &str, source: &str) -> Request {
+pub(super) fn request(target: &str, source: &str) -> Request {
     Request {
         about: String::new(),
         label: "linear/gemv".into(),
@@ -19,7 +19,11 @@ fn request(target: &str, source: &str) -> Request {
 }
 
 /// A bundle of these requests, all of one target, whose objects are these; none is one that did not compile.
-fn bytes(of: &[(Request, Option<Vec<u8>>)]) -> Vec<u8> {
+pub(super) fn bytes(of: &[(Request, Option<Vec<u8>>)]) -> Vec<u8> {
+    bytes_with(of, &|_| {})
+}
+
+fn bytes_with(of: &[(Request, Option<Vec<u8>>)], change: &dyn Fn(&mut [BundledKernel])) -> Vec<u8> {
     let target = BundleTarget {
         target: of[0].0.target.clone(),
         backend: "hiprtc".into(),
@@ -38,6 +42,8 @@ fn bytes(of: &[(Request, Option<Vec<u8>>)]) -> Vec<u8> {
             .as_ref()
             .map(|object| BundledObject { len_bytes: object.len() as u64, sha256: Digest::of(object) }),
     };
+    let mut kernels: Vec<BundledKernel> = of.iter().map(kernel).collect();
+    change(&mut kernels);
     let manifest = Manifest {
         schema: FORMAT,
         version: "0".into(),
@@ -46,14 +52,14 @@ fn bytes(of: &[(Request, Option<Vec<u8>>)]) -> Vec<u8> {
         templates_sha256: Digest::of(b"templates"),
         tuning_sha256: Digest::of(b"tables"),
         targets: vec![target],
-        kernels: of.iter().map(kernel).collect(),
+        kernels,
     };
     let sources: Vec<(Digest, &str)> =
         of.iter().map(|(request, _)| (Digest::of(request.source.as_bytes()), request.source.as_str())).collect();
     archive::bytes(&manifest, |i| of[i].1.as_deref().unwrap_or_default(), &sources).expect("small")
 }
 
-fn opened(folder: &Path, bytes: &[u8]) -> Bundles {
+pub(super) fn opened(folder: &Path, bytes: &[u8]) -> Bundles {
     let path = folder.join("b.tar.zst");
     fs::write(&path, bytes).expect("written");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("ours");
@@ -155,4 +161,35 @@ fn all_that_is_wrong_is_found_and_not_the_first_thing_alone() {
         places("its source is not there").contains(&&*of(3)),
         "what is behind the damage is not found: {findings:?}"
     );
+}
+
+#[test]
+fn a_bundle_ends_as_a_tar_archive_does() {
+    let whole = bytes(&[(request("gfx942", "s"), Some(noise(1, 1000)))]);
+    let tar = zstd::decode_all(&*whole).expect("frames");
+    let files = archive::files(&tar).expect("a tar archive");
+    assert!(files.len() >= 3, "an object, a source and the manifest");
+    let filled: usize = files.iter().map(|(_, content)| 512 + content.len().next_multiple_of(512)).sum();
+    assert_eq!((tar.len() - filled, tar[filled..].iter().all(|byte| *byte == 0)), (2 * 512, true));
+}
+
+#[test]
+fn a_key_that_is_not_its_sources_is_found() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let all = [(request("gfx942", "s"), Some(b"object".to_vec()))];
+    let another = key(&request("gfx942", "t"));
+    let bundles = opened(folder.path(), &bytes_with(&all, &|kernels| kernels[0].key = another));
+    let problems: Vec<String> = bundles.all()[0].verify().into_iter().map(|finding| finding.problem).collect();
+    assert!(problems.contains(&"its key is not that of its source".to_owned()), "{problems:?}");
+}
+
+#[test]
+fn bundles_are_found_by_the_end_of_their_names() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for name in ["b.tar.zst", "a.tar.zst", "a.tar", "c.zst"] {
+        fs::write(folder.path().join(name), "").expect("written");
+    }
+    let [a, b] = ["a.tar.zst", "b.tar.zst"].map(|name| folder.path().join(name));
+    assert_eq!((files_at(folder.path()), files_at(&b)), (vec![a, b.clone()], vec![b]));
+    assert_eq!(files_at(&folder.path().join("none")), Vec::<PathBuf>::new());
 }

@@ -311,9 +311,6 @@ impl OpenedEntry {
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound => return Ok(None),
                 io::ErrorKind::NotADirectory => return Err(distrusted(Distrust::NotAFolder)),
-                _ if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
-                    return Err(distrusted(Distrust::NotAFolder)); // a symbolic link
-                }
                 _ => return Err(unreadable(error)),
             },
         };
@@ -399,3 +396,24 @@ impl OpenedEntry {
 
 /// Somebody is about to remove the entry.
 struct BeingRemoved;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_folder_is_held_open_whatever_happens_to_its_name() {
+        let root = tempfile::tempdir().expect("a temporary folder");
+        let [entry, link, other] = ["entry", "link", "other"].map(|name| root.path().join(name));
+        fs::create_dir(&entry).expect("made");
+        std::os::unix::fs::symlink(&entry, &link).expect("made");
+        assert!(matches!(OpenedEntry::open(&link), Err(Damage::Distrusted { source: Distrust::NotAFolder, .. })));
+        let opened = OpenedEntry::open(&entry).ok().flatten().expect("it is ours");
+        assert!(opened.is_in_place());
+        fs::rename(&entry, &other).expect("moved");
+        assert!(!opened.is_in_place(), "nothing is there");
+        fs::create_dir(&entry).expect("made");
+        assert!(!opened.is_in_place(), "another one is there");
+    }
+}

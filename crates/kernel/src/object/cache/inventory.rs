@@ -226,3 +226,15 @@ fn strange_file(entry: &Path) -> Result<(), (PathBuf, Damage)> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shard_is_named_by_two_digits() {
+        for (name, is_one) in [("ab", true), ("07", true), ("abc", false), ("a", false), ("zz", false), ("AB", false)] {
+            assert_eq!(is_shard(&Path::new("/v1").join(name)), is_one, "{name}");
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! How large the cache may grow and how long it may make a process wait.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use super::folder::CacheError;
@@ -26,9 +27,11 @@ impl CacheLimits {
     /// # Errors
     /// [`CacheError::SizeVariable`] when the variable is not a size.
     pub fn from_env() -> Result<Self, CacheError> {
-        let Some(size) = std::env::var_os("GPTOSS_JIT_CACHE_SIZE").filter(|size| !size.is_empty()) else {
-            return Ok(Self::default());
-        };
+        Self::of(std::env::var_os("GPTOSS_JIT_CACHE_SIZE"))
+    }
+
+    fn of(size: Option<OsString>) -> Result<Self, CacheError> {
+        let Some(size) = size.filter(|size| !size.is_empty()) else { return Ok(Self::default()) };
         let text = size.to_string_lossy();
         let max_bytes = parse_size(&text).map_err(|_| CacheError::SizeVariable { text: text.clone().into_owned() })?;
         Ok(Self { max_bytes, ..Self::default() })
@@ -64,7 +67,17 @@ mod tests {
 
     #[test]
     fn sizes_are_read_with_their_units() {
-        let sizes = [("0", 0), ("17", 17), ("17 B", 17), ("3k", 3000), ("500MB", 500_000_000), ("2GiB", 2 << 30)];
+        let sizes = [
+            ("0", 0),
+            ("17", 17),
+            ("17 B", 17),
+            ("3k", 3000),
+            ("500MB", 500_000_000),
+            ("5kib", 5120),
+            ("3 MiB", 3_145_728),
+            ("2GiB", 2_147_483_648),
+            ("1TiB", 1_099_511_627_776),
+        ];
         for (text, bytes) in sizes {
             assert_eq!(parse_size(text).ok(), Some(bytes), "{text}");
         }
@@ -76,5 +89,17 @@ mod tests {
             let error = parse_size(text).expect_err(text).to_string();
             assert!(error.contains(&format!("`{text}`")), "{error}");
         }
+    }
+
+    #[test]
+    fn the_variable_says_how_large_the_cache_gets_and_nothing_else() {
+        let of = |size: &str| CacheLimits::of(Some(size.into()));
+        let limits = CacheLimits { max_bytes: 3_145_728, ..CacheLimits::default() };
+        assert_eq!(of("3MiB").expect("a size"), limits);
+        assert_eq!(
+            (of("").ok(), CacheLimits::of(None).ok()),
+            (Some(CacheLimits::default()), Some(CacheLimits::default()))
+        );
+        assert!(matches!(of("much"), Err(CacheError::SizeVariable { text }) if text == "much"));
     }
 }

@@ -221,3 +221,6 @@ impl Cache {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -186,3 +186,35 @@ fn write(path: &Path, record: &Record) -> io::Result<()> {
     file.file().write_all(toml::to_string(record).map_err(io::Error::other)?.as_bytes())?;
     file.publish()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_holds_while_its_files_do_and_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let compiler = folder.path().join("compiler");
+        fs::write(&compiler, "one").expect("written");
+        let options = CompilerOptions { identities: Some(folder.path().join("who")), ..CompilerOptions::default() };
+        fs::create_dir(folder.path().join("who")).expect("made");
+        let toolchain = Toolchain::new("hiprtc", None);
+        let identity = Identity { id: "1".into(), facts: vec!["a compiler".into()], canary: "2".into() };
+        let path = record_path(&options, &toolchain, "gfx942").expect("there is a folder");
+        let recalled_of = |way: Option<(String, String)>, files: Vec<Stamp>| {
+            remember(&path, &Record { way, identity: identity.clone(), files });
+            recalled(&options, &toolchain, "gfx942")
+        };
+        let way = || Some(("hiprtc".to_owned(), "gfx942".to_owned()));
+        let stamp = Stamp::of_file(&compiler).expect("there");
+        assert_eq!(recalled_of(way(), vec![stamp.clone()]).as_ref(), Some(&identity));
+        assert_eq!(last_known(&options, "hiprtc", "gfx942").as_ref(), Some(&identity));
+        assert_eq!(recalled_of(None, vec![stamp.clone()]), None, "an older program wrote it");
+        assert_eq!(recalled_of(way(), Vec::new()), None, "no change would be noticed");
+        assert!(recalled_of(way(), vec![stamp.clone()]).is_some());
+        forget(&options, &toolchain, "gfx942");
+        assert!(!path.exists() && recalled(&options, &toolchain, "gfx942").is_none());
+        fs::write(&compiler, "another").expect("written");
+        assert_eq!(recalled_of(way(), vec![stamp]), None, "it is another compiler now");
+    }
+}

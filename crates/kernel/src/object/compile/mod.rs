@@ -434,3 +434,33 @@ pub(super) fn blames_the_source(log: &str, compiler: &str) -> bool {
 fn title(name: &str) -> &'static str {
     named(name).map_or("the compiler", Compiler::title)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_one_compiler() {
+        let gpus = ["gfx1100", "gfx942", "sm_90"].map(|arch| Target::gpu(arch).expect("known"));
+        let simulated = gpus.iter().cloned().map(Target::simulated);
+        for target in simulated.chain(gpus.iter().cloned()).chain([Target::host()]) {
+            let names = COMPILERS.iter().filter(|compiler| compiler.compiles_for(&target)).map(|one| one.name());
+            assert_eq!(names.collect::<Vec<_>>(), [compiler_for(&target).name()], "{}", target.id());
+        }
+        assert!(has_c_compiler(), "tests have compiled with one");
+    }
+
+    #[test]
+    fn what_is_known_is_remembered_and_a_compiler_that_is_gone_is_not_there() {
+        let compilers = Compilers::new(CompilerOptions::new("/no/such/worker".into()));
+        let identity = Arc::new(Identity { id: "1".into(), facts: Vec::new(), canary: "2".into() });
+        let gone = Toolchain::nvrtc_in(std::path::Path::new("/no/such/folder")).expect_err("nothing is there");
+        for (target, absence) in [("here", None), ("gone", Some(gone))] {
+            let toolchain = Toolchain::new("nvrtc", None);
+            let known = KnownCompilers { identity: Arc::clone(&identity), toolchain, stated: None, absence };
+            compilers.known.lock().expect("alone").insert(("nvrtc".into(), target.into()), Ok(known));
+            assert_eq!(compilers.remembered("nvrtc", target).as_ref(), Some(&identity));
+        }
+        assert!(compilers.is_there("nvrtc", "here").is_ok() && compilers.is_there("nvrtc", "gone").is_err());
+    }
+}

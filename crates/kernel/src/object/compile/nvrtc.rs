@@ -117,4 +117,12 @@ mod tests {
             assert_eq!(Toolchain::nvrtc_in(place).unwrap().compiler.as_ref(), Some(&library), "{}", place.display());
         }
     }
+
+    #[test]
+    fn options_name_the_chip_and_what_only_it_has() {
+        let of = |precision| Nvrtc.options(&Target::gpu("sm_90").unwrap(), precision);
+        assert!(of(Precision::Bf16).ends_with(&["--fmad=true".into(), "--gpu-architecture=sm_90a".into()]));
+        assert!(of(Precision::F32).ends_with(&["--fmad=false".into(), "--gpu-architecture=sm_90a".into()]));
+        assert_eq!(Nvrtc.names_in_diagnostics(), ["kernel.hip"], "as in messages of the other GPU compiler");
+    }
 }

@@ -252,7 +252,15 @@ mod tests {
 
     #[test]
     fn a_log_names_the_source_as_we_do() {
-        let job = CompileJob {
+        let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
+        assert_eq!(
+            clean(log, Path::new("/tmp/p"), &job()),
+            "In file kernel.hip:74:84: error: no\nx.c:1: 'a.h' /data/input/b"
+        );
+    }
+
+    fn job() -> CompileJob {
+        CompileJob {
             toolchain: Toolchain::new("hiprtc", None),
             source: String::new(),
             entry: "k".into(),
@@ -261,11 +269,23 @@ mod tests {
             memory_bytes: 0,
             stated: None,
             reads: None,
-        };
-        let log = "In file /tmp/p/comgr-1a/input/CompileSource:74:84: error: no\n/tmp/p/x.c:1: '/tmp/comgr-2/include/a.h' /data/input/b";
-        assert_eq!(
-            clean(log, Path::new("/tmp/p"), &job),
-            "In file kernel.hip:74:84: error: no\nx.c:1: 'a.h' /data/input/b"
+        }
+    }
+
+    #[test]
+    fn a_compiler_that_crashed_had_no_room_if_less_than_it_may_need_was_left() {
+        let fault = |free_bytes| whose_fault(How::Crashed { signal: 11 }, "", &job(), free_bytes);
+        assert!(
+            matches!(fault(Some(LITTLE_ROOM_BYTES - 1)), How::NoRoom { free_bytes } if free_bytes == LITTLE_ROOM_BYTES - 1)
         );
+        assert!(matches!(fault(Some(LITTLE_ROOM_BYTES)), How::Crashed { signal: 11 }));
+        assert!(matches!(fault(None), How::Crashed { signal: 11 }));
+    }
+
+    #[test]
+    fn there_is_room_where_there_is_more_than_little() {
+        let free = PrivateFolder::new().expect("a folder").free_bytes();
+        let has_room = free.is_none_or(|free| free >= LITTLE_ROOM_BYTES);
+        assert_eq!(temporary_room().is_ok(), has_room, "{free:?}");
     }
 }

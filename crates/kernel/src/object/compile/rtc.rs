@@ -111,4 +111,15 @@ mod tests {
         assert_eq!(facts(&[image("/a")]), facts(&[image("/b")]));
         assert_ne!(facts(&[image("/a")]), facts(&[Image { build_id: Some("cd".into()), ..image("/a") }]));
     }
+
+    #[test]
+    fn what_a_variable_names_is_where_it_is_looked_for() {
+        let look = |path: &Path| Ok(Toolchain::new("nvrtc", Some(path.to_owned())));
+        let found = |of_options, variable| find(&nvrtc_sys::NVRTC, of_options, variable, look).expect("found").compiler;
+        let nothing = Toolchain::new("nvrtc", None);
+        assert_eq!(found(&nothing, "PATH"), env::var_os("PATH").map(Into::into));
+        assert_eq!(found(&nothing, "A_VARIABLE_THAT_IS_NOT_SET"), None);
+        let named = Toolchain::new("nvrtc", Some("/x".into()));
+        assert_eq!(found(&named, "PATH"), Some("/x".into()), "what is asked for goes before");
+    }
 }

@@ -178,4 +178,10 @@ mod tests {
         assert_eq!(unknown_word("kernel.hip:3: error: ‘half3’ does not name a type"), Some("half3"));
         assert_eq!(unknown_word("kernel.hip:3: error: expected ';'"), None);
     }
+
+    #[test]
+    fn errors_of_a_kernels_own_lines_are_the_kernels() {
+        let names = Simulator.names_in_diagnostics();
+        assert!(names.contains(&"kernel.hip") && names.contains(&Simulator.source_name()), "{names:?}");
+    }
 }

@@ -47,3 +47,19 @@ impl Stamp {
 fn nanoseconds(seconds: i64, nanoseconds: i64) -> i64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(nanoseconds)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_just_touched_is_not_well_older_than_now() {
+        let file = tempfile::NamedTempFile::new().expect("a temporary file");
+        let stamp = Stamp::of_file(file.path()).expect("there");
+        let now = SystemTime::now();
+        assert!(!stamp.is_older_than(now) && stamp.is_older_than(now + Duration::from_secs(10)));
+        assert!(stamp.holds());
+        fs::write(file.path(), "x").expect("written");
+        assert!(!stamp.holds(), "it is longer");
+    }
+}

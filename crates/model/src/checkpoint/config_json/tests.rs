@@ -276,3 +276,10 @@ fn layers_of_gemma_have_two_ropes_in_either_spelling() {
         assert!(error.starts_with(message), "{error}");
     }
 }
+
+#[test]
+fn a_file_of_the_largest_size_is_read() {
+    let error = |len: usize| read(&vec![b' '; len]).unwrap_err();
+    assert!(matches!(error(MAX_BYTES), ConfigFileError::Json(_)));
+    assert!(matches!(error(MAX_BYTES + 1), ConfigFileError::TooLong { found } if found == MAX_BYTES + 1));
+}

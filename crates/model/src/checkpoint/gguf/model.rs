@@ -315,3 +315,61 @@ impl Gguf {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use bytes::Bytes;
+
+    /// A file of such keys, as `Gguf` has it.
+    fn file(numbers: &[(&str, u64)]) -> Gguf {
+        let key = |(name, value): &(&str, u64)| (format!("gpt-oss.{name}"), Value::Unsigned(*value));
+        let mut metadata: std::collections::BTreeMap<String, Value> = numbers.iter().map(key).collect();
+        metadata.insert(ARCHITECTURE.into(), Value::Text("gpt-oss".into()));
+        Gguf { metadata, ..Gguf::default() }
+    }
+
+    #[test]
+    fn a_file_without_a_factor_has_the_context_that_it_was_trained_with() {
+        let dims = [
+            ("vocab_size", 100),
+            ("embedding_length", 64),
+            ("expert_count", 4),
+            ("expert_used_count", 2),
+            ("expert_feed_forward_length", 64),
+            ("block_count", 2),
+            ("attention.key_length", 16),
+            ("attention.head_count", 4),
+            ("attention.head_count_kv", 2),
+            ("context_length", 4096),
+            ("attention.sliding_window", 128),
+            ("rope.freq_base", 150_000),
+        ];
+        let found = config(&file(&dims)).expect("all that a model has");
+        assert_eq!((found.max_seq_len, found.dim("initial_context_length")), (4096, 4096));
+    }
+
+    #[test]
+    fn tokens_are_listed_by_their_kinds() {
+        let array = |kind: u32, elements: &[Vec<u8>]| {
+            let head = [9_u32.to_le_bytes(), kind.to_le_bytes()].concat();
+            let bytes = [head, (elements.len() as u64).to_le_bytes().to_vec(), elements.concat()].concat();
+            match Value::read(&mut super::super::value::Cursor::new(&Bytes::from(bytes)), "key").expect("an array") {
+                Value::Array(array) => array,
+                other => panic!("{other}"),
+            }
+        };
+        let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+        let tokens = array(8, &["a", "<s>", "<mine>", "[7]", "<unk>", "b"].map(text));
+        let kinds =
+            array(4, &[1_u32, CONTROL, USER_DEFINED, UNUSED, UNKNOWN, 1].map(|kind| kind.to_le_bytes().to_vec()));
+        let mut file = file(&[]);
+        file.metadata.insert("tokenizer.ggml.model".into(), Value::Text("gpt2".into()));
+        file.metadata.insert("tokenizer.ggml.tokens".into(), Value::Array(tokens));
+        file.metadata.insert("tokenizer.ggml.token_type".into(), Value::Array(kinds));
+        let tokenizer = GgufTokenizer::from_gguf(&file).expect("it has tokens");
+        let TokenLists { ordinary, names, in_prompts, unused, merges } = tokenizer.lists();
+        assert_eq!((ordinary, names), (vec![("a", 0), ("b", 5)], vec![("<s>", 1), ("<unk>", 4)]));
+        assert_eq!((in_prompts, unused, merges.len()), (vec![("<mine>", 2)], vec![("[7]", 3)], 0));
+    }
+}

@@ -116,3 +116,18 @@ fn number(header: &Header, key: &str) -> Result<Option<u64>, GgufError> {
 fn differs(key: &str, expected: String, found: &Value) -> GgufError {
     GgufError::Key { key: key.to_owned(), expected, found: found.to_string() }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_named_as_the_one_that_is_there() {
+        let names = |name: &str| names(&Path::new("/folder").join(name), 3).ok();
+        let all = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"].map(str::to_owned);
+        assert_eq!(names("m-00002-of-00003.gguf"), Some(all.to_vec()));
+        for other in ["m-00004-of-00003.gguf", "m-2-of-00003.gguf", "m-00002-of-00004.gguf", "m.gguf"] {
+            assert_eq!(names(other), None, "{other}");
+        }
+    }
+}

@@ -130,6 +130,30 @@ fn numbers_in_blocks_of_one_format_can_stay_so() {
 }
 
 #[test]
+fn bytes_of_e4m3_stay_so_in_rows_of_whole_blocks_beside_their_scales() {
+    use super::super::inventory::{Inventory, StoredTensor};
+    use super::super::stored::{Codec, StoredType};
+
+    let stored = StoredType::plain("F32", 4, Some(Codec::Number(Number::F32)));
+    let bytes = [2.0_f32, 0.5].iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    let mut inventory = Inventory::default();
+    let scales = StoredTensor { stored, shape: vec![2, 1], bytes, file_offset: 0 };
+    inventory.add("a.weight_scale".into(), scales).expect("new");
+    let scales = F8Scales::take(&mut inventory, "a.weight", &[2, 130]);
+    let codes: Vec<u8> = (0..260).map(|i| (i % 100) as u8).collect();
+    let bytes = Bytes::from(codes.clone());
+    let step = ElementConversion::Convert { from: Number::F8E4M3, to: Dtype::F32 };
+    let one = Piece { bytes: bytes.clone(), step, pairs: None, offset: None, scales };
+    let tensor = Rearranged::new(vec![one], ElementOrder::Concatenated, 130);
+    assert_eq!(tensor.sources(), [&bytes]);
+    let format = Dtype::F8E4M3.format().expect("blocks of 128");
+    let [own, scales] = &tensor.in_blocks(format)[..] else { panic!("codes and scales") };
+    let row = |codes: &[u8]| [codes, &[0; 126]].concat();
+    assert_eq!(made(own), [row(&codes[..130]), row(&codes[130..])].concat());
+    assert_eq!(made(scales), [2.0_f32, 2.0, 0.5, 0.5].iter().flat_map(|scale| scale.to_le_bytes()).collect::<Vec<_>>());
+}
+
+#[test]
 fn blocks_of_mxfp4_become_codes_and_scales_row_by_row() {
     let block = |scale: u8| [vec![scale], vec![scale | scale << 4; 16]].concat();
     let row = |scales: [u8; 2]| Bytes::from(scales.map(block).concat());
