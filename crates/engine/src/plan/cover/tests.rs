@@ -391,7 +391,9 @@ fn nodes_that_read_the_same_are_a_run() {
 fn weights_take_what_all_of_a_checkpoints_tensors_have() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let checkpoint = checkpoint();
-    let plan = super::super::memory::MemoryPlan::new(&graph(Precision::Bf16), &checkpoint, &pipeline(folder.path()));
+    let graph = graph(Precision::Bf16);
+    let stay = vec![false; graph.tensors.len()];
+    let plan = super::super::memory::MemoryPlan::new(&graph, &stay, &checkpoint, &pipeline(folder.path()));
     let plan = plan.expect("memory has a size");
     let all: usize = checkpoint.tensors.values().map(model::checkpoint::Tensor::len_bytes).sum();
     assert_eq!((plan.weights, plan.weights_in_place), (all, 0), "random weights are in no file");
