@@ -54,8 +54,8 @@ def cell(marks, error, usual):
 
 def steps(of_hip):
     """Letters for what was right, and the largest error in %: C compiled, A its ABI, S simulated, E executed by the
-    emulator (alone, or else below a HIP), and the HIPs that launched it. What was wrong is bold, with a question mark; a
-    dot is what was not done."""
+    emulator (alone, or else below a HIP), and the HIPs that launched it. What was wrong is bold, with a question mark;
+    a dot is what was not done."""
     if not of_hip:
         return "", ""
     launched = [one for hip in ("simulator", *RUNTIMES) for one in of_hip.get(hip, ())]
@@ -78,7 +78,7 @@ def mark(text, is_right):
 
 
 def programs(records):
-    """Whole commands, those with the same results in one row, with what they said where they did not do what they should."""
+    """Whole commands, those with the same results in one row, with what they said where they were wrong."""
     records = [one for one in records if one["hip"] in RUNTIMES and not one["cell"].startswith("kernels ")]
     columns = in_order((one["hip"], one["arch"]) for one in records)
     columns.sort(key=lambda column: RUNTIMES.index(column[0]))
