@@ -28,19 +28,36 @@ def kernels(records):
     seen = {}
     for one in records:
         for template in one.get("templates", ()):
-            key = template["op"], template["variant"], template["precision"]
-            seen.setdefault(key, {}).setdefault(one["arch"], {}).setdefault(one["hip"], []).append(template)
-    yield row(["template", "precision", *archs])
+            key = template["op"], template["variant"]
+            of_template = seen.setdefault(key, {}).setdefault(template["precision"], {})
+            of_template.setdefault(one["arch"], {}).setdefault(one["hip"], []).append(template)
+    cells = {
+        (key, arch): [steps(of_precision[precision].get(arch, {})) for precision in sorted(of_precision)]
+        for key, of_precision in seen.items()
+        for arch in archs
+    }
+    usual = {}
+    for arch in archs:
+        marks = [found for key in seen for found, _ in cells[key, arch]]
+        usual[arch] = max(in_order(marks), key=marks.count)
+    yield row(["template", "precision", *(f"{arch}: {usual[arch]}" for arch in archs)])
     yield row(["---"] * (2 + len(archs)))
-    for (op, variant, precision), of_arch in sorted(seen.items()):
-        yield row([f"{op}/{variant}", precision, *(steps(of_arch.get(arch, {})) for arch in archs)])
+    for key, of_precision in sorted(seen.items()):
+        of_arch = [", ".join(cell(*one, usual[arch]) for one in cells[key, arch]) for arch in archs]
+        yield row(["/".join(key), ", ".join(sorted(of_precision)), *of_arch])
+
+
+def cell(marks, error, usual):
+    """The error, after the marks where they are not those of the column's head."""
+    return " ".join(text for text in ("" if marks == usual else marks, error) if text)
 
 
 def steps(of_hip):
-    """Letters for what was right: C compiled, A its ABI, S simulated, E executed by the emulator (alone, or else below
-    a HIP), and the HIPs that launched it. What was wrong is bold, with a question mark; a dot is what was not done."""
+    """Letters for what was right, and the largest error in %: C compiled, A its ABI, S simulated, E executed by the
+    emulator (alone, or else below a HIP), and the HIPs that launched it. What was wrong is bold, with a question mark;
+    a dot is what was not done."""
     if not of_hip:
-        return ""
+        return "", ""
     launched = [one for hip in ("simulator", *RUNTIMES) for one in of_hip.get(hip, ())]
     failures = [failure for one in launched for failure in one.get("failures", ())]
     refused = [failure for failure in failures if "the object" in failure or "compile" in failure]
@@ -53,7 +70,7 @@ def steps(of_hip):
         elif hip in ("simulator", "isa"):
             found.append("·")
     errors = [one["worst_error"] for one in below_a_hip if one["worst_error"] is not None]
-    return " ".join(found) + (f", {100 * max(errors):.0f} %" if errors else "")
+    return " ".join(found), f"{100 * max(errors):.0f}" if errors else ""
 
 
 def mark(text, is_right):
@@ -61,14 +78,14 @@ def mark(text, is_right):
 
 
 def programs(records):
-    """Whole commands, with what they said where they did not do what they should."""
+    """Whole commands, those with the same results in one row, with what they said where they were wrong."""
     records = [one for one in records if one["hip"] in RUNTIMES and not one["cell"].startswith("kernels ")]
     columns = in_order((one["hip"], one["arch"]) for one in records)
     columns.sort(key=lambda column: RUNTIMES.index(column[0]))
     found = {(one["hip"], one["arch"], one["cell"]): one for one in records}
     # Where a runtime has no device one cell says so, for all of them.
     unknown = {(one["hip"], one["arch"]) for one in records if one["status"] == "not known"}
-    remarks = []
+    remarks, rows = [], {}
     yield row(["what runs", *(f"{hip} {arch}" for hip, arch in columns)])
     yield row(["---"] * (1 + len(columns)))
     for name in in_order(one["cell"] for one in records):
@@ -85,7 +102,8 @@ def programs(records):
                 cells[-1] += f" ({remarks.index(one['note']) + 1})"
             elif name.startswith("logits"):
                 cells[-1] = one["note"]
-        yield row([name, *cells])
+        rows.setdefault(tuple(cells), []).append(name)
+    yield from (row(["; ".join(names), *cells]) for cells, names in rows.items())
     yield ""
     yield from (f"{i + 1}. {remark or 'another text'}" for i, remark in enumerate(remarks))
 

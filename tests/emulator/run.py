@@ -7,7 +7,7 @@
 
 CASES is a folder that `kernels check --export` filled. Every folder below it with a `case.json` is launched once, between
 guards, and its outputs are compared with those of the references, by the contract's tolerance. What the emulator cannot do is said and
-is no pass. Needs `clang` on the PATH. Fails if a case disagrees. `docs/emulator.md` has a table, and what it shows.
+is no pass. Needs `clang` on the PATH. Fails if a case disagrees. `docs/emulator.md` has what it showed.
 """
 
 import argparse
