@@ -59,8 +59,14 @@ impl Setup {
 pub(super) fn run() -> anyhow::Result<Vec<String>> {
     let setup = Setup::new()?;
     let words = vec![CHECK_WORKER.into(), "doctor".into()];
-    let children =
-        Children { program: this_program(), words, deadline: DEADLINE, stop: Default::default(), until: None };
+    let children = Children {
+        program: this_program(),
+        words,
+        deadline: DEADLINE,
+        stops_at_hang: true,
+        stop: Default::default(),
+        until: None,
+    };
     let checked = setup.checker(None).check_in_children(&setup.selection(), &children, &mut |_| {})?;
     told(&setup.variant, &checked)
 }

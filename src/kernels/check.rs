@@ -266,7 +266,7 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
 fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
     let (stop, until) = (Default::default(), None);
-    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stop, until }
+    Children { program: this_program(), words, deadline: args.deadline(DEADLINE), stops_at_hang: false, stop, until }
 }
 
 pub(super) fn run(args: &CheckArgs, output: &Output) -> anyhow::Result<()> {

@@ -63,7 +63,14 @@ impl Quick<'_> {
                 target.clone().simulated()
             }
         };
-        let children = Children { program: this_program(), words, deadline, stop: Arc::clone(stop), until: None };
+        let children = Children {
+            program: this_program(),
+            words,
+            deadline,
+            stops_at_hang: true,
+            stop: Arc::clone(stop),
+            until: None,
+        };
         let selection = Selection {
             op: vec![op.to_owned()],
             op_alone: true,

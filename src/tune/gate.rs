@@ -179,7 +179,8 @@ impl Gate<'_> {
             words.extend(["--set".into(), format!("{name}={value}").into()]);
         }
         let (stop, until) = (Default::default(), self.until);
-        let children = Children { program: this_program(), words, deadline: DEADLINE, stop, until };
+        let children =
+            Children { program: this_program(), words, deadline: DEADLINE, stops_at_hang: true, stop, until };
         let selection = Selection {
             op: vec![op.to_owned()],
             op_alone: true,

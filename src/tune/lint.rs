@@ -7,6 +7,7 @@ use clap::ValueEnum as _;
 use crate::args::source::{SourceArgs, named_target};
 use crate::model_problems::{self, InModel};
 use crate::output::Output;
+use format::Dtype;
 use kernel::choice::{Chooser, misplaced};
 use kernel::step::StepKind;
 use kernel::target::{self, Target};
@@ -40,6 +41,13 @@ pub(super) struct Args {
     model: NamedShape,
 }
 
+/// Tables that no command can use.
+#[derive(Debug, thiserror::Error)]
+#[error("tables that cannot be used: {n}")]
+struct Broken {
+    n: usize,
+}
+
 /// Runs the command: findings are its result, tables that cannot be read an error.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let tables = args.source.tables()?;
@@ -59,6 +67,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     findings.sort();
     findings.dedup();
+    let n = findings.iter().filter(|one| one.kind == FindingKind::Broken).count();
+    let verdict = if n > 0 { Err(Broken { n }.into()) } else { Ok(()) };
     let stale = args.arch.as_ref().map(|_| args.stale(&tables, &targets[0])).transpose()?.unwrap_or_default();
     let all = findings.into_iter().map(|one| (one.kind.name(), one.place, one.text));
     let findings: Vec<(&str, String, String)> =
@@ -67,7 +77,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         let all = findings
             .iter()
             .map(|(kind, place, text)| serde_json::json!({ "kind": kind, "place": place, "text": text }));
-        return Ok(output.json(&serde_json::json!({ "schema": 1, "findings": all.collect::<Vec<_>>() }))?);
+        output.json(&serde_json::json!({ "schema": 1, "findings": all.collect::<Vec<_>>() }))?;
+        return verdict;
     }
     if findings.is_empty() {
         output.note("nothing to find: no gaps, no overlaps, every row is reached and none is beaten");
@@ -75,7 +86,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     }
     let row = |(kind, place, text): &(&str, String, String)| vec![(*kind).to_owned(), place.clone(), text.clone()];
     output.table(&["finding", "row", "why"], &findings.iter().map(row).collect::<Vec<_>>(), &[])?;
-    Ok(())
+    verdict
 }
 
 impl Args {
@@ -183,12 +194,15 @@ fn only_fused(source: &SourceArgs, tables: &TuningTables, target: &Target) -> an
     Ok(told.collect())
 }
 
-/// What is asked, with the types that a row wants.
+/// What is asked, with the types that a row wants, where there are such types.
 fn with_types_of(query: &Query, row: &TuningRow) -> Query {
     let mut query = query.clone();
     for (name, want) in &row.facts {
-        if let (Fact::Text(_), Some(fact)) = (want, query.facts.get_mut(name)) {
-            *fact = want.clone();
+        if let (Fact::Text(want), Some(Fact::Text(own))) = (want, query.facts.get_mut(name))
+            && name != "precision"
+            && Dtype::from_name(want).is_some()
+        {
+            own.clone_from(want);
         }
     }
     query

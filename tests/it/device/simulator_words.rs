@@ -55,6 +55,7 @@ const OF_THE_OTHER: &str = "__builtin_amdgcn_update_dpp(0, bits, 0xb1, 0xf, 0xf,
 fn lanes_get_what_the_manuals_say() {
     let same = [
         "__builtin_amdgcn_mov_dpp(bits, 0xb1, 0xf, 0xf, true)",
+        "(int)__builtin_amdgcn_update_dpp(0, (u32)bits, 0xb1, 0xf, 0xf, false)",
         "__builtin_amdgcn_ds_bpermute(4 * (lane ^ 1), bits)",
         "__builtin_amdgcn_ds_permute(4 * (lane ^ 1), bits)",
         "__builtin_amdgcn_ds_swizzle(bits, 0x041f)",

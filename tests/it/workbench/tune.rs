@@ -255,6 +255,45 @@ fn lint_tells_a_row_of_an_op_that_only_runs_fused() {
     assert_eq!((&one["place"], &one["kind"]), (&format!("{tables}/gfx1100.toml:2").into(), &"not asked for".into()));
 }
 
+/// A misspelt type, a precision that is none, and words for a flag and for a number.
+#[test]
+fn lint_tells_rows_that_want_what_cannot_be() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let wants = [
+        "weight = \"bf61\"",
+        "precision = \"fp16\"",
+        "has_bias = \"yes\"",
+        "in_features = \"2880\"",
+        "weight = \"q8_0\"",
+    ];
+    let row = |want: &&str| {
+        format!("[[rows]]\nop = \"linear\"\nwhere = {{ {want} }}\nuse = \"linear/dot\"\nprovenance = \"hand\"\n")
+    };
+    let rows: String = wants.iter().map(row).collect();
+    let table =
+        "provenance.hand = { kind = \"hand\", date = \"2026-11-28\", method = \"a test\" }\n".to_owned() + &rows;
+    fs::write(folder.path().join("host.toml"), table).expect("written");
+    let tables = folder.path().to_str().expect("a name");
+    let report = run(&["tune", "lint", "--arch", "x86-64-v3", "--tuning", tables, "--json"]).ok().json();
+    let findings = report["findings"].as_array().expect("a list").iter();
+    let none = findings.filter(|one| one["text"].as_str().is_some_and(|text| text.starts_with("none of the")));
+    let places: Vec<&str> = none.map(|one| one["place"].as_str().expect("text")).collect();
+    let expected: Vec<String> = (0..4).map(|i| format!("{tables}/host.toml:{}", 2 + 5 * i)).collect();
+    assert_eq!(places, expected, "{report}");
+}
+
+#[test]
+fn lint_of_a_table_that_nothing_can_use_fails() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let row = "[[rows]]\nop = \"linear\"\ntokens = \"1-8\"\nuse = \"linear/dot\"\nprovenance = \"hand\"\n";
+    let table =
+        format!("provenance.hand = {{ kind = \"hand\", date = \"2026-11-28\", method = \"a test\" }}\n{row}{row}");
+    fs::write(folder.path().join("gfx1100.toml"), table).expect("written");
+    let ran = run(&["tune", "lint", "--tuning", folder.path().to_str().expect("a name")]);
+    assert_eq!(ran.code, 1, "{}", ran.stderr);
+    assert!(ran.text().contains("broken") && ran.stderr.contains("tables that cannot be used: 1"), "{}", ran.stderr);
+}
+
 /// The digest of gpt-oss-20b's attention without a window on GPUs, from before contracts had `has_sinks`.
 const BEFORE_SINKS: &str = "233828e8031bf97cee7f37ab97abb537981482f186f6b87a6f5b978e7d1bf648";
 

@@ -44,6 +44,9 @@ pub struct Children {
     pub words: Vec<OsString>,
     /// How long a kernel may run in one case.
     pub deadline: Duration,
+    /// Whether a template is not run on at a precision behind a case that hangs, for who waits for the verdict; else
+    /// hanging counts as any other end of a child.
+    pub stops_at_hang: bool,
     /// Set when nobody wants to know any more: what runs is ended, and what was not checked is left out.
     pub stop: Arc<AtomicBool>,
     /// The same from this time on.
@@ -149,13 +152,15 @@ impl Progress {
 
     /// A kernel ended the child, in this case if it was running one; gives whether the step is to go on.
     fn died(&mut self, running: Option<String>, death: Death) -> bool {
-        self.ended(running, Wrong::Died(death))
+        self.ended(running, Wrong::Died(death), MAX_DEATHS)
     }
 
     /// The same of a child that ends for what is wrong with the kernel.
-    fn ended(&mut self, running: Option<String>, wrong: Wrong) -> bool {
+    ///
+    /// - `most`: after so many ends it does not go on
+    fn ended(&mut self, running: Option<String>, wrong: Wrong, most: usize) -> bool {
         self.n_deaths += 1;
-        let goes_on = running.is_some() && self.n_deaths < MAX_DEATHS;
+        let goes_on = running.is_some() && self.n_deaths < most;
         match running {
             Some(case) => {
                 self.wrong.insert(self.number);
@@ -175,6 +180,7 @@ impl Children {
     /// Checks these, with as many children as it takes.
     fn check(&self, mut steps: &[CheckStep], done: &mut dyn FnMut(Checked)) -> Result<(), ChildError> {
         let error = |source| ChildError { program: self.program.clone(), source: Arc::new(source) };
+        let most_hangs = if self.stops_at_hang { 1 } else { MAX_DEATHS };
         let mut known: Option<Progress> = None;
         let mut running: Option<Running> = None;
         while let Some((step, rest)) = steps.split_first() {
@@ -201,7 +207,7 @@ impl Children {
                 }
                 Ok(Message::Hangs { text }) => {
                     let case = child.runs.take().map(|(case, _)| case);
-                    (true, !progress.ended(case, Wrong::Hangs { text }))
+                    (true, !progress.ended(case, Wrong::Hangs { text }, most_hangs))
                 }
                 Ok(Message::Lost { since }) => {
                     progress.add(since, step);
@@ -213,8 +219,8 @@ impl Children {
                 }
                 Err(Death::Stopped) => return Ok(()),
                 Err(Death::TimedOut { .. }) => {
-                    let death = Death::TimedOut { deadline: self.deadline };
-                    (true, !progress.died(child.runs.take().map(|(case, _)| case), death))
+                    let wrong = Wrong::Died(Death::TimedOut { deadline: self.deadline });
+                    (true, !progress.ended(child.runs.take().map(|(case, _)| case), wrong, most_hangs))
                 }
                 Err(death) => (true, !progress.died(child.runs.take().map(|(case, _)| case), death)),
             };
@@ -350,5 +356,26 @@ impl Drop for Running {
             let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
             let _ = self.process.wait();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kernel::template::Precision;
+
+    #[test]
+    fn a_template_is_not_run_on_behind_so_many_ends() {
+        let step = CheckStep { op: "rmsnorm".into(), variant: "mine".into(), precision: Precision::F32 };
+        let hang = || Wrong::Hangs { text: "line 3".into() };
+        let told = |most: usize| {
+            let mut progress = Progress::new(&step);
+            let n_run = (1..).find(|_| !progress.ended(Some("a case".into()), hang(), most)).expect("it ends");
+            let last = progress.checked.failures.last().expect("it failed").to_string();
+            (n_run, progress.checked.n_cases, last)
+        };
+        let other = "the other cases: they were not run: ";
+        assert_eq!(told(1), (1, 1, format!("{other}a kernel of the template ended the process that ran it")));
+        assert_eq!(told(3), (3, 3, format!("{other}3 kernels of the template ended the process that ran them")));
     }
 }

@@ -118,7 +118,7 @@ pub enum Wrong {
     #[error("{0}")]
     Died(Death),
     /// The process that was to run it ended too often.
-    #[error("they were not run: {n_deaths} kernels of the template ended the process that ran them")]
+    #[error("they were not run: {}", ended(*n_deaths))]
     NotRun { n_deaths: usize },
     /// What a child told of a kernel.
     #[error("{text}")]
@@ -132,6 +132,14 @@ pub enum Wrong {
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
     ReadOnly { argument: String },
+}
+
+/// How often a template ended the process that ran it.
+fn ended(n_deaths: usize) -> String {
+    match n_deaths {
+        1 => "a kernel of the template ended the process that ran it".into(),
+        n => format!("{n} kernels of the template ended the process that ran them"),
+    }
 }
 
 impl Wrong {

@@ -45,7 +45,11 @@ constexpr bool has_dpp(u32 ctrl) {
       || (WAVE == 32 && ctrl >= 0x160 && ctrl < 0x170);
 }
 
-template <u32 CTRL, u32 ROWS, u32 BANKS, bool IS_ZERO, typename T> SIM_PLAIN static T dpp(u32 line, T old, T value) {
+// `before` may have another type of as many bits, as a plain 0 beside unsigned words has.
+template <u32 CTRL, u32 ROWS, u32 BANKS, bool IS_ZERO, typename O, typename T>
+SIM_PLAIN static T dpp(u32 line, O before, T value) {
+  static_assert(sizeof(O) == sizeof(T), "both operands are as wide");
+  const T old = T(before);
   static_assert(has_dpp(CTRL), "a chip of this wave size has this DPP control");
   const u32 lane = my_lane(), parity = exchange(value, line), source = dpp_source(CTRL, lane);
   if (!(ROWS >> lane / 16 & 1) || !(BANKS >> lane % 16 / 4 & 1)) return old;
