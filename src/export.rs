@@ -22,7 +22,7 @@ use model::checkpoint::export::BinFile;
 use system::new_file::{NewFile, NoSpace};
 use system::units::human_bytes;
 
-/// Write any checkpoint as a `.bin` file in f32 or bf16, with MXFP4 expanded
+/// Write a gpt-oss checkpoint as a `.bin` file in f32 or bf16, with MXFP4 expanded
 ///
 /// Prints one line, as `sha256sum` does. The file appears only when it is complete; a failed, interrupted or killed
 /// export leaves nothing.
