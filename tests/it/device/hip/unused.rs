@@ -142,14 +142,14 @@ fn a_full_cache_runs_without_its_compiler_and_doctor_knows() {
 #[test]
 fn a_gpu_that_only_the_weights_fit_on_is_passed_over() {
     let Some(_) = hiprtc::compiler() else { return };
-    // No part of it may go to the processor, as of a model without experts.
+    // No part of it may leave, as of a model without experts whose embedding is tied.
     let (room, _) = Room::executing("gfx1100", &[], "");
     fs::write(room.path().join("orders"), "arch = gfx1100\nmemory = 3300000").expect("written");
-    let output = room.on("auto", &["--n-cpu-moe", "0"]);
+    let output = room.on("auto", &["--n-cpu-moe", "0", "--embedding", "device"]);
     let err = text(&output.stderr);
     assert!(output.status.success(), "{err}");
     assert!(err.contains("warning: cpu is used, and hip:0 is not: could not fit the KV cache"), "{err}");
-    let output = room.on("hip", &["--n-cpu-moe", "0"]);
+    let output = room.on("hip", &["--n-cpu-moe", "0", "--embedding", "device"]);
     assert_eq!(output.status.code(), Some(1), "who names it is told: {}", text(&output.stderr));
 }
 
