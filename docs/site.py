@@ -91,7 +91,7 @@ def stage(out, pages):
 
 
 def main():
-    if len(sys.argv) != 2:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
         sys.exit(__doc__)
     out = pathlib.Path(sys.argv[1])
     parts = contents()

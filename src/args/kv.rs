@@ -58,8 +58,8 @@ pub(crate) struct KvArgs {
     pub(crate) chunk: Option<u32>,
 
     /// Draft tokens from earlier text while at most four sequences run: a text that repeats itself or its prompt takes
-    /// fewer steps, with the same result. On a GPU, such steps are not launched ahead [default: auto for run and serve,
-    /// else off]
+    /// fewer steps, with the same result in f32. On a GPU, such steps are not launched ahead [default: auto for run and
+    /// serve, else off]
     #[arg(long, value_enum, value_name = "WHERE")]
     pub(crate) speculate: Option<Speculate>,
 }
