@@ -187,8 +187,7 @@ fn logits_of_odd_sizes_are_those_of_transformers_on_a_simulated_hopper() {
 fn logits_of_odd_sizes_are_those_of_transformers_on_simulated_amd_gpus() {
     let [hidden128, hidden96] = OddSizes::all();
     hidden128.check_logits("sim:gfx1100", "bf16");
-    hidden96.check_logits("sim:gfx1100", "f32");
-    hidden96.check_logits("sim:gfx942", "bf16");
+    hidden96.check_logits("sim:gfx942", "f32");
 }
 
 /// Prompts whole and continued ones beside each other, in pieces of few and of some rows.

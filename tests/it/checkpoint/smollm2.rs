@@ -60,7 +60,7 @@ fn logits_of_smollm2_and_the_likelihood_of_a_text_are_those_of_float64() {
     }
 }
 
-/// Of the 64 tokens of each answer that the fixture has, so many are asked for: each takes a fifth of a second of a core.
+/// Of the 64 tokens of each answer that the fixture has, so many are asked for: each takes a fifth of a second.
 const N_TOKENS: usize = 24;
 
 #[test]
