@@ -1,4 +1,5 @@
-//! What of a model the device has, and what of it stays in main memory for the processor.
+//! What of a model the device has, and what of it stays in main memory: experts for the processor, the embedding for
+//! the device.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! Who computes a node: the device that the model is loaded on, or the processor beside it, from main memory.
+//! Who computes a node: the device that the model is loaded on, or the processor beside it, from main memory. And where
+//! the table is that tokens are looked up in.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
