@@ -94,6 +94,26 @@ fn dot_products_agree_at_the_lower_x86_levels_too() {
     }
 }
 
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn integers_of_few_rows_agree_with_the_reference() {
+    let (library, host) = (built_in(), Target::host());
+    if !host.features.contains("avx512bf16") {
+        return skipped("no AVX512_BF16");
+    }
+    let few = Selection {
+        op: ["moe_mlp1", "moe_mlp2"].map(String::from).to_vec(),
+        variant: vec!["grouped".into()],
+        params: [("tile_r".to_owned(), 2)].into(),
+        precision: Some(Precision::Bf16),
+        common_types: true,
+        ..half(0, Vec::new())
+    };
+    let checked = check(&library, &host, &few);
+    assert_eq!(checked.len(), 2, "{checked:?}");
+    assert!(failures(&checked).is_empty(), "{}", failures(&checked));
+}
+
 // ---- wrong kernels ----
 
 const LINEAR: &str = r#"{#
