@@ -55,7 +55,10 @@ fn logits_of_every_family_are_those_of_transformers() {
         let logits = if model == "q8_0.gguf" { "q8_0.npy" } else { "logits.npy" };
         let [model, ids, logits] = [model, "ids.txt", logits].map(|name| argument(&path(folder, name)));
         let args = ["logits", &model, "--ids", &ids, "--expect", &logits, "--device", device];
-        run(&[&args[..], &["--precision", "f32", "--rtol", "0", "--atol", "2e-4"]].concat()).ok();
+        // A matrix of a GPU has a kernel for each of several numbers of rows, which the family does not change: the
+        // simulated ones compile those for few rows.
+        let chunk: &[&str] = if device == "cpu" { &[] } else { &["--chunk", "4"] };
+        run(&[&args[..], &["--precision", "f32", "--rtol", "0", "--atol", "2e-4"], chunk].concat()).ok();
     }
 }
 

@@ -195,14 +195,14 @@ const MIXED: [&[&str]; 3] = [&["-b", "7"], &["-b", "3", "--chunk", "9"], &["-b",
 
 #[test]
 fn prompts_of_all_lengths_beside_each_other_are_continued_as_transformers_does() {
-    for fixture in OddSizes::all() {
-        for how in MIXED {
-            for precision in ["f32", "bf16"] {
-                fixture.check_greedy("cpu", precision, how);
-            }
+    // Of models, mixtures and precisions any two meet, not all three.
+    let fixtures = OddSizes::all();
+    for (i, how) in MIXED.into_iter().enumerate() {
+        for (k, precision) in ["f32", "bf16"].into_iter().enumerate() {
+            fixtures[(i + k) % 2].check_greedy("cpu", precision, how);
         }
     }
-    OddSizes::open("hidden128").check_greedy("sim:sm_90", "bf16", MIXED[1]);
+    fixtures[0].check_greedy("sim:sm_90", "bf16", MIXED[1]);
 }
 
 /// So there is no position whose experts may be others in bf16, and none has to be left out.

@@ -45,7 +45,8 @@ fn checked(arch: &str, lane: &str, body: &str) -> Ran {
     let text = KERNEL.replace("LANE", lane).replace("BODY", body);
     let _ = file(folder.path(), "embedding/own.hip.j2", text.as_bytes());
     let templates = folder.path().to_str().expect("text");
-    run(&["kernels", "check", "--op", "embedding", "--variant", "own", "--templates", templates, "--arch", arch])
+    let args = ["--op", "embedding", "--variant", "own", "--templates", templates, "--arch", arch];
+    run(&[&["kernels", "check", "--first-shape"], &args[..]].concat())
 }
 
 /// Words by which a lane gets what the other one of its pair has.

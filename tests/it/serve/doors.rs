@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::net::TcpStream;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -95,19 +96,18 @@ fn a_log_that_nobody_reads_stops_nobody() {
 fn messages_that_cannot_be_written_change_nothing_of_what_a_command_prints() {
     let folder = tempfile::tempdir().expect("a folder");
     let prompts = file(folder.path(), "prompts.txt", b"2\nOnce upon a time\nTom\n");
-    // A cache that cannot be made is a warning.
-    let cache = file(folder.path(), "no-folder", b"");
-    for args in [
-        &["run", "-i", "Once upon a time", "-n", "24", "--verbose"][..],
-        &["run", "-i", "Once upon a time", "-n", "24", "--json"],
-        &["run", "-m", "getp", "-i", &prompts, "-n", "12", "--verbose"],
-        &["run", "no-such-model"],
-        &["kernels", "plan", "--op", "rmsnorm"],
+    // A cache that cannot be made is a warning, and costs one of them its kernels.
+    let no_cache = PathBuf::from(file(folder.path(), "no-folder", b""));
+    let cache = shared_cache().to_owned();
+    for (args, cache) in [
+        (&["run", "-i", "Once upon a time", "-n", "24", "--verbose"][..], &cache),
+        (&["run", "-i", "Once upon a time", "-n", "24", "--json"], &no_cache),
+        (&["run", "-m", "getp", "-i", &prompts, "-n", "12", "--verbose"], &cache),
+        (&["run", "no-such-model"], &no_cache),
+        (&["kernels", "plan", "--op", "rmsnorm"], &no_cache),
     ] {
         let printed = |stderr: Stdio| {
-            let mut command = command(shared_cache(), args);
-            let output = command.env("GPTOSS_JIT_CACHE", &cache).stdin(Stdio::null()).stderr(stderr).output();
-            let output = output.expect("started");
+            let output = command(cache, args).stdin(Stdio::null()).stderr(stderr).output().expect("started");
             (output.status.code(), String::from_utf8(output.stdout).expect("UTF-8"))
         };
         let (code, stdout) = printed(full().into());

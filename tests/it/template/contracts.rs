@@ -21,11 +21,21 @@ fn folder(name: &str, text: &str) -> tempfile::TempDir {
     folder
 }
 
-/// Checks `op/plain`, which is all that its folder holds, at both precisions.
+/// Checks `op/plain`, which is all that its folder holds, at both precisions. Contract and reference are asked about
+/// here, not a template that anybody runs: rows, types and precisions meet in pairs, as `gpu_kernels.rs` says.
 fn check_plain(op: &str, text: &str) -> Vec<Checked> {
+    check_plain_as(&Selection { half: Some(0), is_thin: true, ..of_op(op) }, op, text)
+}
+
+/// The same on the first shape alone, which shows whether a mistake is seen.
+fn check_wrong(op: &str, text: &str) -> Vec<Checked> {
+    check_plain_as(&Selection { first_shape: true, is_thin: true, ..of_op(op) }, op, text)
+}
+
+fn check_plain_as(how: &Selection, op: &str, text: &str) -> Vec<Checked> {
     let folder = folder(&format!("{op}/plain.c.j2"), text);
     let library = Library::from_layers(vec![Layer::read(folder.path()).unwrap(), Layer::built_in()]);
-    check(&library, &Target::host(), &Selection { variant: vec!["plain".into()], ..of_op(op) })
+    check(&library, &Target::host(), &Selection { variant: vec!["plain".into()], ..how.clone() })
 }
 
 /// Nothing is wrong, and at least so many launches were compared at each precision.
@@ -57,7 +67,7 @@ fn rope_kv_stores_rows_where_matrix_units_look_for_them() {
         ("v_block[p % BLOCK_TOKENS * HEAD_DIM + d]", "v_block[d * BLOCK_TOKENS + p % BLOCK_TOKENS]"),
     ];
     assert_right(&check_plain("rope_kv", &edited("rope_kv/rows.c.j2", &[swapped[0], swapped[2], swapped[1]])), 15);
-    let not_swapped = check_plain("rope_kv", &edited("rope_kv/rows.c.j2", &swapped[..1]));
+    let not_swapped = check_wrong("rope_kv", &edited("rope_kv/rows.c.j2", &swapped[..1]));
     assert!(not_swapped.iter().all(|one| one.failures.len() == one.n_cases));
 }
 
@@ -73,9 +83,9 @@ fn attention_reads_rows_where_matrix_units_have_them() {
         ("(v[d])", "(v[d * BLOCK_TOKENS])"),
     ];
     let checked = check_plain("attention", &edited("attention/two_pass.c.j2", &swapped));
-    assert_right(&checked, 90);
+    assert_right(&checked, 70);
     assert!(checked.iter().all(|one| one.precision == Precision::F32));
-    let not_swapped = check_plain("attention", &edited("attention/two_pass.c.j2", &swapped[..1]));
+    let not_swapped = check_wrong("attention", &edited("attention/two_pass.c.j2", &swapped[..1]));
     // A row that sees nothing but one position of its own may be right by chance, not more.
     assert!(not_swapped.iter().all(|one| one.failures.len() > one.n_cases / 2), "{}", failures(&not_swapped));
 }
@@ -167,8 +177,8 @@ fn mxfp4(kernel: &str, nibble: &str) -> String {
 #[test]
 fn the_even_element_of_mxfp4_is_the_low_half_of_its_byte() {
     for (op, kernel) in [("moe_mlp1", MXFP4_MLP1), ("moe_mlp2", MXFP4_MLP2)] {
-        assert_right(&check_plain(op, &mxfp4(kernel, "4 * (k % 2)")), 60);
-        let high_first = check_plain(op, &mxfp4(kernel, "4 * (1 - k % 2)"));
+        assert_right(&check_plain(op, &mxfp4(kernel, "4 * (k % 2)")), 40);
+        let high_first = check_wrong(op, &mxfp4(kernel, "4 * (1 - k % 2)"));
         assert!(high_first.iter().all(|one| one.failures.len() == one.n_cases), "{}", failures(&high_first));
     }
 }
@@ -221,8 +231,8 @@ shape = ["n_tokens", "out_features"]
 
 #[test]
 fn zeroed_workspace_is_zero_and_has_to_be_left_zero() {
-    assert_right(&check_plain("linear", &COUNTED.replace("LEFT", "0")), 100);
-    let left = check_plain("linear", &COUNTED.replace("LEFT", "t == n_tokens - 1"));
+    assert_right(&check_plain("linear", &COUNTED.replace("LEFT", "0")), 70);
+    let left = check_wrong("linear", &COUNTED.replace("LEFT", "t == n_tokens - 1"));
     assert!(left.iter().all(|one| one.failures.len() == one.n_cases));
     let is_told = |wrong: &&Wrong| matches!(wrong, Wrong::NotZero { argument, .. } if argument == "arrived");
     assert!(wrongs(&left).iter().all(is_told), "{}", failures(&left));

@@ -37,18 +37,20 @@ fn worst_error(got: &reference::Tensors, want: &reference::Outputs, template: &T
     errors.fold(0.0, f64::max)
 }
 
-/// The largest error of `causal = 0` over the tolerance, on every test of the contract; and that of `causal = 1`.
+/// The largest error of `causal = 0` over the tolerance, on the tests of the contract that are picked by their numbers
+/// among those that fit; and that of `causal = 1` up to the first that shows one.
 fn errors(
     library: &Library,
     template: &Template,
     target: &Target,
     driver: &dyn Driver,
     precision: Precision,
+    is_picked: impl Fn(usize) -> bool,
 ) -> [f64; 2] {
     let store = store();
     let checker =
         Checker { library, target, store: &store, runner: Some(Runner { target, driver }), compute_unit: None };
-    let mut worst = [0f64; 2];
+    let (mut worst, mut n_fitting) = ([0f64; 2], 0);
     for test in template.signature.tests() {
         let mut problem = Problem {
             ops: template.ops.clone(),
@@ -63,6 +65,10 @@ fn errors(
         if template.fits(&problem, target).is_err() {
             continue;
         }
+        n_fitting += 1;
+        if !is_picked(n_fitting - 1) {
+            continue;
+        }
         let mut flags = problem.flags.clone();
         flags.insert("causal".into(), false);
         let (dims, dtypes, inputs) = (problem.dims.clone(), problem.dtypes.clone(), test.inputs.clone());
@@ -71,7 +77,8 @@ fn errors(
         let case = Case { dims, flags, dtypes, inputs, scalars: scalars.clone(), ..Case::default() };
         let inputs = reference::inputs(&template.ops, &case, 11).expect("inputs");
         let want = reference::run(&template.ops, &case, &inputs).expect("a reference");
-        for (causal, worst) in [0, 1].into_iter().zip(&mut worst) {
+        let n_asked = if worst[1] > 1.0 { 1 } else { 2 };
+        for (causal, worst) in [0, 1].into_iter().zip(&mut worst).take(n_asked) {
             let params = Params::from([("causal".to_owned(), causal)]);
             let got = checker.outputs(template, &problem, &params, &scalars, &inputs).expect("runs");
             *worst = worst.max(worst_error(&got, &want, template, precision));
@@ -87,13 +94,15 @@ fn attention_that_is_not_causal_agrees_with_the_reference_on_the_host_and_on_a_g
     let gpu = Target::gpu("gfx1100").expect("known").simulated();
     let on_host = HostDriver::new(2).expect("threads");
     let on_gpu = SimDriver::new("gfx1100", gpu.wave_size, 0).expect("threads");
-    for (label, target, driver, precision) in [
-        ("attention/two_pass", &host, &on_host as &dyn Driver, Precision::F32),
-        ("attention/decode", &gpu, &on_gpu, Precision::Bf16),
-        ("attention/decode", &gpu, &on_gpu, Precision::F32),
+    // Of two precisions, one has the first test and every other one, and one has the first test and the rest.
+    let (all, even, odd) = (|_| true, |n| n % 2 == 0, |n| n == 0 || n % 2 == 1);
+    for (label, target, driver, precision, is_picked) in [
+        ("attention/two_pass", &host, &on_host as &dyn Driver, Precision::F32, &all as &dyn Fn(usize) -> bool),
+        ("attention/decode", &gpu, &on_gpu, Precision::Bf16, &even),
+        ("attention/decode", &gpu, &on_gpu, Precision::F32, &odd),
     ] {
         let template = library.template(label, target.language()).expect(label);
-        let [whole, causal] = errors(&library, template, target, driver, precision);
+        let [whole, causal] = errors(&library, template, target, driver, precision, is_picked);
         assert!(whole > 0.0 && whole <= 1.0, "{label} at {precision}: {whole} of the tolerance");
         assert!(causal > 1.0, "{label} at {precision}: a causal kernel must not pass for one that is not");
     }

@@ -92,6 +92,16 @@ impl World {
         }
     }
 
+    pub(super) fn tuner<'a>(
+        &'a self,
+        effort: &'a TuneEffort,
+        judge: &'a mut dyn Judge,
+        journal: &'a mut Journal,
+    ) -> Tuner<'a> {
+        let Self { chooser, store, job } = self;
+        Tuner { chooser, store, job, effort, judge, journal, progress: &(), best_us: BTreeMap::new(), until: None }
+    }
+
     fn tune(&self, judge: &mut MadeUp, journal: &mut Journal) -> Vec<Tuned> {
         self.tune_until(judge, journal, None)
     }
@@ -103,18 +113,7 @@ impl World {
         assert_eq!(pieces.iter().map(|piece| piece.n_tokens).collect::<Vec<_>>(), [1, 4, 16, 64, 128]);
         let fixed = [("tile_t", 32), ("tile_r", 4), ("tile_n", 8)].map(|(name, value)| (name.to_owned(), value)).into();
         let effort = effort(24, fixed);
-        let (chooser, store, job) = (&self.chooser, &self.store, &self.job);
-        let mut tuner = Tuner {
-            chooser,
-            store,
-            job,
-            effort: &effort,
-            judge,
-            journal,
-            progress: &(),
-            best_us: BTreeMap::new(),
-            until: None,
-        };
+        let mut tuner = self.tuner(&effort, judge, journal);
         let mut all = Vec::new();
         for piece in &pieces {
             all.push(tuner.tune(piece, &[]).expect("judged"));
@@ -237,21 +236,26 @@ fn what_is_in_the_journal_is_not_asked_again_and_what_was_cut_off_goes_on_to_the
     }
 }
 
-const PROVENANCE: &str = r#"
+const ROW: &str = r#"
     provenance.tuned = { kind = "KIND", date = "2026-11-22", method = "tune" }
     [[rows]]
     op = "linear"
     tokens = "3-8"
     use = "linear/dot"
-    params = { tile_out = 48 }
+    params = { tile_out = TILE_OUT }
     provenance = "tuned"
 "#;
 
+/// A table of one row, of this kind: from 3 to 8 rows, blocks have so many outputs.
+pub(super) fn table(kind: &str, tile_out: u32) -> TuningTables {
+    let text = ROW.replace("KIND", kind).replace("TILE_OUT", &tile_out.to_string());
+    TuningTables::from_texts(&[("host", &text)]).expect("right")
+}
+
 #[test]
 fn a_predicted_row_never_takes_the_place_of_a_measured_one() {
-    let tables = |kind: &str| TuningTables::from_texts(&[("host", &PROVENANCE.replace("KIND", kind))]).expect("right");
     let covered = |kind: &str| {
-        let world = World::new(tables(kind));
+        let world = World::new(table(kind, 48));
         let mut judge = MadeUp { n_asked: 0, kind: ProvenanceKind::Predicted };
         let tuned = world.tune(&mut judge, &mut Journal::in_memory());
         let rows = world.rows(&tuned, ProvenanceKind::Predicted);

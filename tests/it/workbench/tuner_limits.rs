@@ -1,12 +1,10 @@
 //! `tune` and its limits: what is not asked any more when the time is over, and what little searching still looks at.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
 
 use kernel::object::store::Progress;
 use kernel::step::StepKind;
 use kernel::template::Params;
-use kernel::tuning::TuningTables;
 use kernel::tuning::edit::NewRow;
 use kernel::tuning::table::ProvenanceKind;
 use workbench::tune::job::Piece;
@@ -14,9 +12,9 @@ use workbench::tune::journal::Journal;
 use workbench::tune::judge::{CandidateKernel, Judge, JudgeError, Time, Verdict};
 use workbench::tune::rows::{Rules, rows_of};
 use workbench::tune::step::{Decision, StepWork, Steps, decide};
-use workbench::tune::tuner::{TuneEffort, TuneError, Tuned, Tuner};
+use workbench::tune::tuner::{TuneError, Tuned};
 
-use super::tuner::{World, effort, row};
+use super::tuner::{World, effort, row, table};
 
 /// A device with a clock of its own, on which a kernel takes a second to judge, and times that are made up.
 struct Clocked<'a> {
@@ -59,23 +57,13 @@ impl Judge for Clocked<'_> {
     }
 }
 
-fn tuner<'a>(
-    world: &'a World,
-    effort: &'a TuneEffort,
-    judge: &'a mut Clocked<'_>,
-    journal: &'a mut Journal,
-) -> Tuner<'a> {
-    let World { chooser, store, job } = world;
-    Tuner { chooser, store, job, effort, judge, journal, progress: &(), best_us: BTreeMap::new(), until: None }
-}
-
 fn at(n_tokens: u32) -> Piece {
     Piece { problem: 0, step: StepKind::Decode, n_tokens }
 }
 
 #[test]
 fn nothing_is_asked_when_the_judges_time_is_over_and_what_it_said_by_then_counts() {
-    let world = World::new(TuningTables::from_texts(&[("host", ROW)]).expect("right"));
+    let world = World::new(table("measured", 16));
     // What the row says and the defaults, each alone and then against each other.
     let effort = effort(2, Vec::new());
     for (limit, is_first_told) in [(1, false), (2, false), (3, true), (5, true)] {
@@ -83,7 +71,7 @@ fn nothing_is_asked_when_the_judges_time_is_over_and_what_it_said_by_then_counts
         let mut judge = Clocked { seconds: Cell::new(0), limit, us: &us };
         let mut journal = Journal::in_memory();
         let (first, second) = {
-            let mut tuner = tuner(&world, &effort, &mut judge, &mut journal);
+            let mut tuner = world.tuner(&effort, &mut judge, &mut journal);
             (tuner.tune(&at(4), &[]), tuner.tune(&at(8), &[]))
         };
         match first {
@@ -135,17 +123,7 @@ fn whole_steps_end_in_time_and_rows_that_were_not_compared_to_the_end_are_droppe
     assert_eq!(failed.expect_err("it goes on to the end"), "the compiler was stopped");
 }
 
-const ROW: &str = r#"
-    provenance.tuned = { kind = "measured", date = "2026-11-22", method = "tune" }
-    [[rows]]
-    op = "linear"
-    tokens = "3-8"
-    use = "linear/dot"
-    params = { tile_out = 16 }
-    provenance = "tuned"
-"#;
-
-/// The rows that are to be in the place of `ROW`, and their `tile_out`.
+/// The rows that are to be in the place of the table's, and their `tile_out`.
 fn renewed(world: &World, tuned: &[Tuned]) -> Vec<(String, u32)> {
     let facts = world.job.problems[0].problem.query().facts;
     let rules = Rules { kind: ProvenanceKind::Measured, renews: true };
@@ -153,7 +131,7 @@ fn renewed(world: &World, tuned: &[Tuned]) -> Vec<(String, u32)> {
     rows.iter().map(|row| (row.tokens.to_string(), row.params["tile_out"])).collect()
 }
 
-/// What the template of `ROW` has without it.
+/// What the template of the table's row has without it.
 fn default(world: &World) -> u32 {
     let (problem, library) = (&world.job.problems[0].problem, world.chooser.library());
     let template = library.template("linear/dot", world.chooser.target().language()).expect("it is there");
@@ -164,12 +142,12 @@ fn default(world: &World) -> u32 {
 
 #[test]
 fn however_little_is_searched_a_new_row_is_no_slower_than_its_templates_defaults() {
-    let world = World::new(TuningTables::from_texts(&[("host", ROW)]).expect("right"));
+    let world = World::new(table("measured", 16));
     let default = default(&world);
     let us = |params: &Params, _| if params["tile_out"] == default { 10.0 } else { 12.4 };
     let mut judge = Clocked { seconds: Cell::new(0), limit: 1000, us: &us };
     let (effort, mut journal) = (effort(1, Vec::new()), Journal::in_memory());
-    let mut tuner = tuner(&world, &effort, &mut judge, &mut journal);
+    let mut tuner = world.tuner(&effort, &mut judge, &mut journal);
     let tuned = [tuner.tune(&at(4), &[]).expect("judged")];
     assert_eq!(tuned[0].present_us(), Some(12.4));
     assert_eq!(renewed(&world, &tuned), [("3-8".to_owned(), default)]);
@@ -179,12 +157,12 @@ fn however_little_is_searched_a_new_row_is_no_slower_than_its_templates_defaults
 
 #[test]
 fn a_row_that_is_judged_anew_at_both_ends_becomes_two_where_they_differ() {
-    let world = World::new(TuningTables::from_texts(&[("host", ROW)]).expect("right"));
+    let world = World::new(table("measured", 16));
     let default = default(&world);
     let at_ends = |us: &dyn Fn(&Params, u32) -> f64| {
         let mut judge = Clocked { seconds: Cell::new(0), limit: 1000, us };
         let (effort, mut journal) = (effort(2, Vec::new()), Journal::in_memory());
-        let mut tuner = tuner(&world, &effort, &mut judge, &mut journal);
+        let mut tuner = world.tuner(&effort, &mut judge, &mut journal);
         [3, 8].map(|n| tuner.tune(&at(n), &[]).expect("judged"))
     };
     let best = |tile: u32| move |params: &Params| if params["tile_out"] == tile { 10.0 } else { 20.0 };
