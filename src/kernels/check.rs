@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::beside::ShapeArgs;
 use super::memory::MemoryRow;
+use super::slowest::{Slowest, print_slowest};
 use super::watch::{self, Watch};
 use super::{memory, none, speed};
 use crate::CHECK_WORKER;
@@ -27,7 +28,7 @@ use system::units::parse_duration;
 use workbench::check::coverage;
 use workbench::check::parent::Children;
 use workbench::check::uses::Uses;
-use workbench::check::{Checked, Checker, Cost, Runner, Selection, child};
+use workbench::check::{Checked, Checker, Runner, Selection, child};
 
 /// Failures of one template that are told in full; `--json` has all.
 const MAX_TOLD: usize = 3;
@@ -89,7 +90,7 @@ pub(super) struct CheckArgs {
     deadline: Option<u32>,
 
     /// A quick check: about this long per template and precision, likeliest failures first
-    #[arg(long, value_name = "SECONDS", value_parser = |text: &str| parse_duration(text).map(|time| time.as_secs_f64()), conflicts_with_all = ["all_params", "speed"])]
+    #[arg(long, value_name = "SECONDS", value_parser = |text: &str| parse_duration(text).map(|time| time.as_secs_f64()), conflicts_with = "speed")]
     within: Option<f64>,
 
     /// Also print the twenty kernels that took longest to run
@@ -133,17 +134,6 @@ struct Report {
     slowest: Vec<Slowest>,
 }
 
-/// One of the kernels that took longest to run.
-#[derive(Serialize)]
-struct Slowest {
-    op: String,
-    variant: String,
-    precision: &'static str,
-    case: String,
-    /// Of all launches, and of what they were compared with.
-    run_ms: f64,
-}
-
 /// One template at one precision.
 #[derive(Serialize)]
 struct CheckRow {
@@ -156,7 +146,8 @@ struct CheckRow {
     /// Whether an error has no size: a NaN, or a whole number that is another.
     #[serde(skip)]
     is_without_size: bool,
-    /// In bf16 precision: the error as a multiple of what rounding the activations to bf16 does; 0 below f32's own.
+    /// In bf16 precision: the error as a multiple of what rounding the activations to bf16 does; 0 below f32's own,
+    /// null if no output of f32 was compared.
     times_rounding: Option<f64>,
     /// What the objects use; null where they are not a GPU's.
     uses: Option<UsesRow>,
@@ -175,6 +166,8 @@ struct CheckRow {
     idle: Option<String>,
     /// Why kernels were compiled and not run, where they were to be run.
     not_run: Option<String>,
+    /// Defaults that were passed over, a tolerance that is looser than the op's.
+    notes: Vec<String>,
     /// With `--memory`, the lines that cost most first.
     #[serde(skip_serializing_if = "Option::is_none")]
     memory: Option<Vec<MemoryRow>>,
@@ -369,6 +362,7 @@ impl CheckRow {
             (false, ..) => "wrong",
             (true, true, true) => "ok, simulated",
             (true, true, false) => "ok",
+            (true, false, _) if checked.unknown.as_ref().is_some_and(|unknown| !unknown.is_compiled) => "not run",
             (true, false, _) => "compiled, not run",
         };
         let n_wrong = checked.failures.iter().filter(|failure| !failure.wrong.is_different()).count();
@@ -377,8 +371,7 @@ impl CheckRow {
         Self {
             precision: checked.precision.name(),
             cases: checked.n_cases,
-            times_rounding: Some(checked.rounding.times())
-                .filter(|_| checked.precision == Precision::Bf16 && checked.ran),
+            times_rounding: checked.rounding.map(|one| one.times()).filter(|_| checked.precision == Precision::Bf16),
             worst_error: worst.filter(|worst| worst.is_finite()),
             is_without_size: worst.is_some_and(|worst| !worst.is_finite()),
             uses: checked.uses.map(|uses| UsesRow::new(uses, compute_unit)),
@@ -391,7 +384,8 @@ impl CheckRow {
             lines: checked.lines.len(),
             lines_not_run: checked.lines.iter().filter(|(_, ran)| !**ran).map(|(line, _)| *line).collect(),
             idle: coverage::told(&checked.lines),
-            not_run: checked.unknown,
+            not_run: checked.unknown.map(|unknown| unknown.text),
+            notes: checked.notes,
             memory: memory.then(|| MemoryRow::all(&checked.traffic)),
             op: checked.op,
             variant: checked.variant,
@@ -416,40 +410,10 @@ impl CheckRow {
         if self.not_tried > 0 {
             why += &format!("; no time for {} more kernels", self.not_tried);
         }
+        why.extend(self.notes.iter().map(|note| format!("; {note}")));
         cells.extend([compile_ms, format!("{}{why}", self.status)]);
         cells
     }
-}
-
-impl Slowest {
-    const N: usize = 20;
-
-    fn among(checked: &[Checked]) -> Vec<Self> {
-        let mut all: Vec<(&Checked, &Cost)> =
-            checked.iter().flat_map(|checked| checked.costs.iter().map(move |cost| (checked, cost))).collect();
-        all.sort_by(|(_, one), (_, other)| other.ms.total_cmp(&one.ms));
-        let told = all.into_iter().take(Self::N).map(|(checked, cost)| Self {
-            op: checked.op.clone(),
-            variant: checked.variant.clone(),
-            precision: checked.precision.name(),
-            case: cost.case.clone(),
-            run_ms: cost.ms,
-        });
-        told.collect()
-    }
-}
-
-fn print_slowest(slowest: &[Slowest], output: &Output) -> anyhow::Result<()> {
-    if slowest.is_empty() {
-        return Ok(());
-    }
-    output.line("")?;
-    let cells = |one: &Slowest| {
-        let ms = format!("{:.1}", one.run_ms);
-        vec![one.op.clone(), one.variant.clone(), one.precision.to_owned(), ms, one.case.clone()]
-    };
-    let cells: Vec<Vec<String>> = slowest.iter().map(cells).collect();
-    Ok(output.table(&["op", "variant", "precision", "run ms", "the slowest kernels"], &cells, &["run ms"])?)
 }
 
 impl UsesRow {

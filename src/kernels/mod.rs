@@ -14,6 +14,7 @@ mod predict;
 mod quick;
 mod replay;
 pub(super) mod show;
+mod slowest;
 mod speed;
 mod watch;
 
@@ -22,6 +23,7 @@ use serde::Serialize;
 
 use super::output::Output;
 use crate::args::source::TargetArgs;
+use crate::usage::UsageError;
 use kernel::target::Target;
 use kernel::template::Template;
 
@@ -125,6 +127,11 @@ fn ls(args: &LsArgs, output: &Output) -> anyhow::Result<()> {
     }));
     if let Some(op) = &args.op {
         listed.retain(|row| row.op.split('+').any(|covered| covered == op));
+    }
+    if let Some(op) = args.op.as_ref().filter(|_| listed.is_empty()) {
+        let templates = library.templates().flat_map(|template| template.ops.iter().map(String::as_str));
+        let meant = hint::meant(op, templates).map_or(String::new(), |meant| format!(": did you mean `{meant}`?"));
+        return Err(UsageError(format!("no template covers an op `{op}`{meant}")).into());
     }
     if output.is_json() {
         #[derive(Serialize)]

@@ -214,7 +214,7 @@ impl Watch<'_> {
             return Ok(wrong);
         }
         if let Some(why) = checked.iter().find_map(|one| one.unknown.clone()) {
-            return Ok(format!("not run: {why}"));
+            return Ok(format!("not run: {}", why.text));
         }
         let times = match (on, &beside, times) {
             (_, _, Some(predicted)) => predicted?,

@@ -200,7 +200,7 @@ impl Gate<'_> {
         let wrong = failures().find(|failure| failure.wrong.is_of_the_kernel());
         let finding = match (wrong, unknown, failures().next()) {
             (Some(failure), ..) => Finding::Wrong(failure.to_string()),
-            (None, Some(unknown), _) => Finding::Unchecked(unknown),
+            (None, Some(unknown), _) => Finding::Unchecked(unknown.text),
             (None, None, Some(failure)) => Finding::Unchecked(failure.to_string()),
             (None, None, None) if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
             (None, None, None) if self.is_over() => return no_time(),

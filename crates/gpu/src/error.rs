@@ -125,13 +125,13 @@ pub enum GpuError {
     /// The simulator saw a kernel do what it must not.
     #[error(
         "kernel `{entry}`{}, block ({}, {}, {}), thread {thread}: {what}",
-        line.map(|line| format!(" line {line}")).unwrap_or_default(), block[0], block[1], block[2]
+        of_lines(lines), block[0], block[1], block[2]
     )]
     Fault {
         entry: String,
         what: String,
-        /// Line of the rendered text, where it is known.
-        line: Option<u32>,
+        /// Lines of the rendered text, where they are known: the one that it is about, then those that called it.
+        lines: Vec<u32>,
         block: [u32; 3],
         thread: u32,
     },
@@ -203,6 +203,12 @@ fn of_free(free_bytes: Option<usize>) -> String {
 /// Libraries that are there and were not taken, each with its reason; names that the loader does not find are no news.
 fn refused(error: &OpenError) -> String {
     error.attempts.iter().filter(|attempt| attempt.is_of_a_library_that_is_there()).map(ToString::to_string).collect()
+}
+
+/// ` line 3, called in line 7`; nothing where none is known.
+fn of_lines(lines: &[u32]) -> String {
+    let callers = || lines[1..].iter().map(|line| format!(", called in line {line}"));
+    lines.first().map_or_else(String::new, |line| format!(" line {line}") + &callers().collect::<String>())
 }
 
 fn list(folders: &[PathBuf]) -> String {

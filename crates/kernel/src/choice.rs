@@ -298,7 +298,7 @@ fn never_followed(library: &Library, row: &TuningRow, target: &Target) -> Option
     let (label, of_its_ops) = (&row.template, row.template.rsplit_once('/').map_or("", |(ops, _)| ops));
     let of_label = library.templates_where(|ops, _| ops == of_its_ops);
     let of_label: Vec<_> = of_label.filter(|template| template.is_labelled(label)).collect();
-    let Some(first) = of_label.first() else { return Some(format!("there is no template `{label}`")) };
+    let Some(first) = of_label.first() else { return Some(library.no_template(label)) };
     if of_its_ops != row.op {
         return Some(format!("the row is passed over: `{label}` does not do `{}`", row.op));
     }

@@ -259,7 +259,7 @@ impl CompareArgs {
             return Ok(wrong);
         }
         if let Some(why) = checked.iter().find_map(|one| one.unknown.clone()) {
-            return Ok(format!("not run: {why}"));
+            return Ok(format!("not run: {}", why.text));
         }
         let n_cases: usize = checked.iter().map(|one| one.n_cases).sum();
         let worst = checked.iter().map(|one| one.worst).fold(0.0, f64::max);

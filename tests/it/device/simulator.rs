@@ -107,6 +107,47 @@ fn access_outside_of_lds_is_refused() {
 fn misaligned_vectors_are_refused() {
     let to = "{ struct alignas(16) Four { f32 at[4]; }; const Four four = *(const Four*)(from + 1); held[own] = four.at[own % 4]; }";
     refused("held[own] = from[first + own];", to, "four.at", "misaligned");
+    // The compiler reads no more of these than the one element.
+    for (to, alignment) in [
+        ("{ const float4 four = *(const float4*)(from + 1); held[own] = four.y; }", 16),
+        ("{ held[own] = 0; if (own < 32) held[own] = ((const float4*)&held[2 * (own / 2) + 1])->x; }", 16),
+        ("{ held[own] = *(const f32*)((const char*)(from + first + own) + 2); }", 4),
+    ] {
+        let words = format!("its type's alignment is {alignment} bytes, and the address is ");
+        refused("held[own] = from[first + own];", to, to.split(';').next().expect("a part"), &words);
+    }
+}
+
+#[test]
+fn what_the_processor_refuses_is_told_with_its_line() {
+    let from = "held[own] = from[first + own];";
+    let to = "held[own] = (f32)((first + 64) / (n_rows - n_rows));";
+    refused(from, to, "n_rows - n_rows", "divides a whole number by 0");
+    refused(from, "__builtin_trap();", "__builtin_trap", "comes to an instruction that nothing can execute");
+    let to = "{ struct Deep { static __device__ u32 of(u32 n) { volatile u32 at[64]; at[n % 64] = n; \
+              return of(n + 1) + at[n % 64]; } }; held[own] = Deep::of(own); }";
+    refused(from, to, "struct Deep", "needs more than 256 KiB of stack");
+}
+
+#[test]
+fn a_line_is_told_with_those_that_called_it() {
+    let from = "held[own] = from[first + own];";
+    let to = "{\n      const auto at = [&](u32 i) {\n        return from[i];  // within\n      };\n      \
+              held[own] = at(first + 4000000u);  // without\n    }";
+    let (code, text) = checked("sim:gfx1100", from, to);
+    let [within, without] = ["// within", "// without"].map(|mark| line_of(from, to, mark));
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains(&format!(" line {within}, called in line {without}, block (")), "{text}");
+    assert!(text.contains(&format!("\n  line {without} comes from ")), "{text}");
+}
+
+#[test]
+fn a_local_variable_that_nothing_was_written_to_is_told() {
+    let to = "{ f32 parts[2]; parts[own % 2] = from[first + own]; held[own] = parts[0] + parts[1]; }";
+    let (code, text) = checked("sim:gfx1100", "held[own] = from[first + own];", to);
+    assert!(code == 1 && text.contains("a local variable that nothing was written to"), "{text}");
+    let (code, text) = checked("sim:gfx1100", "held[own] = from[first + own];", "held[own] = 1e35f;");
+    assert!(code == 1 && !text.contains("a local variable"), "{text}");
 }
 
 #[test]

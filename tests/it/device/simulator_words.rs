@@ -138,9 +138,13 @@ fn code_that_nothing_ran_is_told_with_its_lines() {
 
 #[test]
 fn a_word_that_the_simulator_does_not_know_is_not_called_wrong() {
-    let ran = checked("sim:gfx1100", OF_THE_OTHER, "__builtin_amdgcn_s_dcache_inv();").ok();
-    assert!(ran.text().contains("compiled, not run"), "{}", ran.text());
-    assert!(ran.text().contains("the simulator does not know `__builtin_amdgcn_s_dcache_inv`"), "{}", ran.text());
+    let ran = checked("sim:gfx1100", OF_THE_OTHER, "if (__clock64() == 0) return;").ok();
+    assert!(ran.text().contains("not run; "), "{}", ran.text());
+    assert!(ran.text().contains("the simulator does not know `__clock64` ("), "{}", ran.text());
+    assert!(ran.text().contains("own.hip.j2:19)"), "{}", ran.text());
+    // What no compiler knows is wrong.
+    let ran = checked("sim:gfx1100", OF_THE_OTHER, "__syncthread();");
+    assert!(ran.code == 1 && ran.text().contains("__syncthread"), "{}", ran.text());
 }
 
 #[test]

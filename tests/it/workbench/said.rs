@@ -52,6 +52,19 @@ fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
     let ran = plan("gfx110.toml", &dated("\"2026-11-26\"")).ok();
     let said = "nothing reads `gfx110.toml`: no chip is called so; did you mean `gfx1100.toml`?";
     assert_eq!(ran.stderr.matches(said).count(), 1, "{}", ran.stderr);
+    let ran = plan("gfx1100.tml", &dated("\"2026-11-26\"")).ok();
+    let said =
+        format!("nothing reads `{tuning}/gfx1100.tml`: tables are called `<arch>.toml`; did you mean `gfx1100.toml`?");
+    assert_eq!(ran.stderr.matches(&said).count(), 1, "{}", ran.stderr);
+    let path = folder.path().join("gfx110.toml");
+    fs::write(&path, dated("\"2026-11-26\"")).expect("written");
+    let ran = run(&["tune", "lint", "--tuning", &tuning]).ok();
+    fs::remove_file(path).expect("removed");
+    assert!(
+        ran.text().lines().any(|line| line.starts_with("unread ") && line.contains("gfx110.toml")),
+        "{}",
+        ran.text()
+    );
     // A date of TOML is a date.
     let ran = plan("gfx1100.toml", &dated("2026-11-26")).ok();
     let row = &ran.json()["launches"][0]["row"];
@@ -60,11 +73,73 @@ fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
     assert!(!ran.stderr.contains("nothing reads"), "{}", ran.stderr);
     for (text, said) in [
         (dated("26"), "`date`: expected a date like \"2026-11-26\", found 26"),
+        (dated("\"2031-13-45\""), "`date`: expected a date like \"2026-11-26\", found \"2031-13-45\""),
         (dated("2026-11-26").replace("[[rows]]", "[rows]"), "`[rows]`: each row begins with `[[rows]]`"),
     ] {
         let stderr = plan("gfx1100.toml", &text).fails_with_hint(1);
         assert!(stderr.contains(&format!("{tuning}/gfx1100.toml:")) && stderr.contains(said), "{said}: {stderr}");
     }
+}
+
+/// A copy whose default parameters no test allows, and that may be wrong.
+const LOOSE: &str = r#"{#
+op      = "embedding"
+summary = "a copy"
+
+[requires]
+precision = ["f32"]
+when      = ["hidden_size == 45", "table == 'f32'"]
+
+[params.unroll]
+values  = [1, 2]
+default = 2
+doc     = "elements at a time"
+
+[constraints]
+"whole steps" = "hidden_size % unroll == 0"
+
+[numerics]
+f32 = { rtol = 0.5, atol = 0.0 }
+
+[launch]
+grid = ["n_tokens"]
+#}
+{% include "lib/host/types.c.j2" %}
+
+{{ signature }} {
+  const u32 t = block_x, C = {{ hidden_size }};
+  for (u32 c = 0; c < C; c += {{ unroll }}) y[(size_t)t * C + c] = table[(size_t)row[t] * C + c];
+}
+"#;
+
+#[test]
+fn defaults_that_do_not_run_and_looser_tolerances_are_told_of_what_is_right() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let templates = argument(folder.path());
+    let check = |text: &str| {
+        let _ = file(folder.path(), "embedding/loose.c.j2", text.as_bytes());
+        run(&["kernels", "check", "--templates", &templates, "--op", "embedding", "--variant", "loose"])
+    };
+    let ran = check(LOOSE).ok();
+    let status = ran.text().lines().nth(1).expect("a row");
+    let said = "the default parameters are passed over: `embedding/loose`: whole steps: `hidden_size % unroll == 0` does \
+                not hold for hidden_size = 45, unroll = 2; ran with unroll 1";
+    assert!(status.contains(said), "{status}");
+    assert!(status.contains("its tolerance is looser than the op's: rtol 0.5, not 0"), "{status}");
+    let kept = LOOSE.replace("default = 2", "default = 1").replace("rtol = 0.5", "rtol = 0.0");
+    let ran = check(&kept).ok();
+    assert!(ran.text().lines().nth(1).expect("a row").ends_with(" ok"), "{}", ran.text());
+    // One that no problem can change is a mistake of the file.
+    let ran = check(&LOOSE.replace("hidden_size % unroll == 0", "unroll < 2"));
+    let said =
+        "constraints.whole steps: expected a constraint that the defaults of the parameters satisfy, found unroll = 2";
+    assert!(ran.code == 1 && ran.text().contains("loose.c.j2:15: ") && ran.text().contains(said), "{}", ran.text());
+}
+
+#[test]
+fn an_op_that_nobody_covers_is_no_empty_list() {
+    let said = run(&["kernels", "ls", "--op", "linaer"]).fails(2);
+    assert!(said.contains("no template covers an op `linaer`: did you mean `linear`?"), "{said}");
 }
 
 #[test]

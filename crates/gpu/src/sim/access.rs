@@ -1,7 +1,7 @@
 //! What the object calls before every access to memory. Compiled with the program, not with each kernel: with
 //! [`super::watch`] it is more text than most of them.
 
-use super::context::{Context, FaultKind, Range, Watch, range_of, recent_range, stop};
+use super::context::{Context, FaultKind, Range, Watch, is_on_stack, range_of, recent_range, stop};
 use super::traffic;
 use super::watch::{Access, IS_ASSERTION, IS_ATOMIC, IS_WRITE, Own};
 
@@ -43,6 +43,14 @@ pub(super) extern "C" fn counted_access(context: *mut Context, begin: usize, wha
         traffic::count(context, thread, begin, what & MAX_LEN_BYTES, pc);
     }
     access(context, begin, what, pc);
+}
+
+/// Called by the object where the running thread uses a pointer that is not aligned as its type is. A thread's own
+/// memory is nobody else's business: the compiler of a GPU puts it where it likes.
+pub(super) extern "C" fn misaligned(context: *mut Context, address: usize, alignment: u32, pc: usize) {
+    if !is_on_stack(context, address) {
+        stop(context, FaultKind::Unaligned, address, alignment, pc, 0);
+    }
 }
 
 fn is_aligned(begin: usize, what: u32) -> bool {

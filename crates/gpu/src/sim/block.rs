@@ -8,7 +8,7 @@ use super::context::{
     CALLS, COUNTING_CALLS, Context, Fault, FaultKind, Pause, PauseKind, Range, SLOT_BYTES, Slot, Stamp, Thread, Watch,
     range_of, suspend,
 };
-use super::coroutine::{Coroutine, Link, ThreadStack};
+use super::coroutine::{Coroutine, Link, STACK_BYTES, ThreadStack};
 use super::hang::note_block;
 use super::object::Object;
 use super::order::Order;
@@ -294,12 +294,15 @@ impl Drop for Running<'_> {
 }
 
 impl Stop {
-    /// The line of the kernel's text, where it is known.
-    pub(crate) fn line(&self, object: &Object) -> Option<u32> {
+    /// The lines of the kernel's text, where they are known: the one that it is about, then those that called it.
+    pub(crate) fn lines(&self, object: &Object) -> Vec<u32> {
         match &self.why {
-            Why::Fault(fault) => object.line(fault.pc),
-            Why::Apart { at, .. } => Some(at.line()),
-            Why::NoStack(_) | Why::TooLong => None,
+            Why::Fault(fault) => {
+                let places = std::iter::once(fault.pc).chain(fault.further).take_while(|place| *place > 0);
+                places.map(|place| object.lines(place)).find(|lines| !lines.is_empty()).unwrap_or_default()
+            }
+            Why::Apart { at, .. } => vec![at.line()],
+            Why::NoStack(_) | Why::TooLong => Vec::new(),
         }
     }
 
@@ -331,6 +334,12 @@ impl Fault {
             FaultKind::Write => format!("writes {len_bytes} bytes {place}"),
             FaultKind::ReadOnly => format!("writes {len_bytes} bytes {place}, which its contract only reads"),
             FaultKind::Misaligned => format!("accesses {len_bytes} bytes at once, misaligned, {place}"),
+            FaultKind::Unaligned => {
+                let past = self.address % self.len_bytes as usize;
+                format!(
+                    "uses a misaligned pointer, {place}: its type's alignment is {len_bytes} bytes, and the address is {past} bytes past a multiple of that"
+                )
+            }
             FaultKind::Race => {
                 let [own, other] = self.parties;
                 let [x, y, z] = grid.index(other.block());
@@ -354,6 +363,16 @@ impl Fault {
                 )
             }
             FaultKind::Assertion => "finds that its `assert` does not hold".to_owned(),
+            FaultKind::Signal(signal) => match signal {
+                libc::SIGFPE => "divides a whole number by 0, or by -1 one that has no opposite".to_owned(),
+                libc::SIGILL => {
+                    "comes to an instruction that nothing can execute, as `__builtin_trap` is one".to_owned()
+                }
+                _ => "uses an address that nothing is at".to_owned(),
+            },
+            FaultKind::Overflow => {
+                format!("needs more than {} KiB of stack, as a recursion without end does", STACK_BYTES >> 10)
+            }
             FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
         }
     }

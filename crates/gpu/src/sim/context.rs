@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
-use super::access::{access, counted_access};
+use super::access::{access, counted_access, misaligned};
 use super::coroutine::{Coroutine, Link};
 use super::object::SimEntryPoint;
 use super::order::Order;
@@ -224,6 +224,8 @@ pub(super) struct Fault {
     pub(crate) len_bytes: u32,
     /// Where in the object's code.
     pub(crate) pc: usize,
+    /// Where that may have been called, if it has no line itself: return addresses, or 0.
+    pub(crate) further: [usize; 7],
     /// Who races: this one now, and that one before.
     pub(crate) parties: [Stamp; 2],
 }
@@ -235,12 +237,18 @@ pub(super) enum FaultKind {
     Write,
     ReadOnly,
     Misaligned,
+    /// A pointer to a type of this alignment, which stands for the length.
+    Unaligned,
     Race,
     Undefined,
     /// The same of what another thread of the block writes before the next barrier.
     Early,
     /// The kernel's own `assert` does not hold.
     Assertion,
+    /// The processor refused an instruction, with this signal.
+    Signal(i32),
+    /// The thread's stack is full.
+    Overflow,
 }
 
 #[repr(C)]
@@ -293,13 +301,14 @@ pub(super) struct Context {
 pub(super) struct Calls {
     wait: extern "C" fn(*mut Context, u32, u32),
     access: extern "C" fn(*mut Context, usize, u32, usize),
+    misaligned: extern "C" fn(*mut Context, usize, u32, usize),
     fence: extern "C" fn(*mut Context),
 }
 
-pub(super) const CALLS: Calls = Calls { wait, access, fence };
+pub(super) const CALLS: Calls = Calls { wait, access, misaligned, fence };
 
 /// The same where accesses are counted.
-pub(super) const COUNTING_CALLS: Calls = Calls { wait, access: counted_access, fence };
+pub(super) const COUNTING_CALLS: Calls = Calls { wait, access: counted_access, misaligned, fence };
 
 /// Called by the object when the running thread has to wait.
 extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
@@ -315,10 +324,17 @@ extern "C" fn wait(context: *mut Context, what: u32, line: u32) {
 pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_bytes: u32, pc: usize, other: u64) {
     let parties = [Stamp(now(context).stamp), Stamp(other)];
     // SAFETY: as in `suspend`.
-    unsafe { (*context).fault = Some(Fault { kind, address, len_bytes, pc, parties }) };
+    unsafe { (*context).fault = Some(Fault { kind, address, len_bytes, pc, further: [0; 7], parties }) };
     loop {
         suspend(context, Pause::new(PauseKind::Fault, 0)); // nobody resumes it: the block is given up
     }
+}
+
+/// Whether an address is of the running thread's stack.
+pub(super) fn is_on_stack(context: *mut Context, address: usize) -> bool {
+    // SAFETY: as in `suspend`.
+    let [stack, stack_bytes] = unsafe { (*(*context).thread).stack };
+    address.wrapping_sub(stack) < stack_bytes
 }
 
 /// The running thread executes a fence for the device.

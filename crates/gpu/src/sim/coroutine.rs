@@ -13,7 +13,7 @@ use corosensei::stack::{DefaultStack, Stack, StackPointer};
 use super::context::Context;
 
 /// Stack of a thread. GPU threads have little private memory; the pages that are not touched cost nothing.
-const STACK_BYTES: usize = 256 << 10;
+pub(super) const STACK_BYTES: usize = 256 << 10;
 
 /// A thread's stack. As the system gives them, all begin at the same place of a page, and so in the same few lines of
 /// the processor's first cache, out of which they would keep each other: each begins a line further down.

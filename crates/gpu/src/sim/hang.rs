@@ -22,6 +22,9 @@ const LOOK: Duration = Duration::from_millis(1);
 /// The last signal is waited for so often.
 const LAST_LOOKS: usize = 500;
 
+/// So many places are kept: where it is, and what its stack may return to.
+const MAX_PLACES: usize = 32;
+
 const SIGNAL: libc::c_int = libc::SIGUSR2;
 
 /// A thread that runs blocks of a kernel, while it does.
@@ -52,15 +55,15 @@ struct Found {
     /// The thread whose it is, from when it was found, and not 0.
     owner: AtomicUsize,
     is_whole: AtomicBool,
-    pc: AtomicUsize,
+    places: [AtomicUsize; MAX_PLACES],
     block: [AtomicU32; 3],
     thread: AtomicU32,
 }
 
-/// Where a thread of a block is in the object's code.
+/// Where a thread of a block is in the object's code: as return addresses, the innermost first; the rest are 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Spot {
-    pc: usize,
+    places: [usize; MAX_PLACES],
     block: [u32; 3],
     thread: u32,
 }
@@ -70,7 +73,7 @@ impl Found {
         Self {
             owner: AtomicUsize::new(0),
             is_whole: AtomicBool::new(false),
-            pc: AtomicUsize::new(0),
+            places: [const { AtomicUsize::new(0) }; MAX_PLACES],
             block: [const { AtomicU32::new(0) }; 3],
             thread: AtomicU32::new(0),
         }
@@ -81,7 +84,7 @@ impl Found {
         if self.owner.compare_exchange(0, owner, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return false;
         }
-        self.pc.store(spot.pc, Ordering::Relaxed);
+        self.places.iter().zip(spot.places).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         self.block.iter().zip(spot.block).for_each(|(to, from)| to.store(from, Ordering::Relaxed));
         self.thread.store(spot.thread, Ordering::Relaxed);
         self.is_whole.store(true, Ordering::Release);
@@ -91,7 +94,7 @@ impl Found {
     /// Whose it is, and where that was.
     fn get(&self) -> Option<(usize, Spot)> {
         let read = || Spot {
-            pc: self.pc.load(Ordering::Relaxed),
+            places: self.places.each_ref().map(|place| place.load(Ordering::Relaxed)),
             block: [0, 1, 2].map(|i| self.block[i].load(Ordering::Relaxed)),
             thread: self.thread.load(Ordering::Relaxed),
         };
@@ -148,7 +151,7 @@ pub fn stop_and_look(what: &str) -> Option<GpuError> {
                     break;
                 }
             }
-            let Some((owner, Spot { pc, block, thread })) = FOUND.get() else {
+            let Some((owner, Spot { places, block, thread })) = FOUND.get() else {
                 if is_last {
                     break;
                 }
@@ -158,9 +161,10 @@ pub fn stop_and_look(what: &str) -> Option<GpuError> {
             let runs = running.iter().find(|runs| runs.thread as usize == owner)?;
             // SAFETY: the thread is in the handler for good, below a block of this object.
             let object = unsafe { &*runs.object };
-            // As of a call, the place is the one before.
-            let line = object.line(pc + 1);
-            return Some(GpuError::Fault { entry: runs.entry.clone(), what: what.to_owned(), line, block, thread });
+            // What the simulator adds to the kernel has no lines of its own: who called it does.
+            let own = places.into_iter().take_while(|place| *place > 0).map(|place| object.lines(place));
+            let lines = own.into_iter().find(|lines| !lines.is_empty()).unwrap_or_default();
+            return Some(GpuError::Fault { entry: runs.entry.clone(), what: what.to_owned(), lines, block, thread });
         }
     }
     None
@@ -184,18 +188,15 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, interrupted: *mut
     // is noted here, and their stacks are mapped to their ends.
     unsafe {
         let Some(thread) = context.as_ref().and_then(|context| context.thread.as_ref()) else { return };
-        let Some([mut pc, top]) = registers(interrupted.cast()) else { return };
-        let is_code = |place: usize| (code[0]..code[1]).contains(&place);
-        if !is_code(pc) {
-            let [stack, len_bytes] = thread.stack;
-            if !IS_LAST_LOOK.load(Ordering::Relaxed) || !(stack..stack + len_bytes).contains(&top) {
-                return;
-            }
-            let words = (top..stack + len_bytes - size_of::<usize>()).step_by(size_of::<usize>());
-            let Some(place) = words.map(|at| *(at as *const usize)).find(|word| is_code(*word)) else { return };
-            pc = place - 1;
+        let Some([pc, top]) = registers(interrupted.cast()) else { return };
+        if !(code[0]..code[1]).contains(&pc) && !IS_LAST_LOOK.load(Ordering::Relaxed) {
+            return;
         }
-        let spot = Spot { pc, block: (*context).block, thread: thread.index };
+        let places = places(pc, top, thread.stack, code);
+        if places[0] == 0 {
+            return;
+        }
+        let spot = Spot { places, block: (*context).block, thread: thread.index };
         if !FOUND.keep(libc::pthread_self() as usize, spot) {
             return;
         }
@@ -205,23 +206,58 @@ extern "C" fn handler(_: libc::c_int, _: *mut libc::siginfo_t, interrupted: *mut
     }
 }
 
+/// The places of the object's code that a thread is in, as return addresses: where it is, and what its stack may return
+/// to, the innermost first.
+///
+/// # Safety
+/// The stack is mapped to its end.
+pub(super) unsafe fn places(
+    pc: usize,
+    top: usize,
+    [stack, len_bytes]: [usize; 2],
+    code: [usize; 2],
+) -> [usize; MAX_PLACES] {
+    let is_code = |place: usize| (code[0]..code[1]).contains(&place);
+    let mut places = [0; MAX_PLACES];
+    let mut n = 0;
+    if is_code(pc) {
+        (places[0], n) = (pc + 1, 1); // as of a call, the place is the one before
+    }
+    if (stack..stack + len_bytes).contains(&top) {
+        for at in (top..stack + len_bytes - size_of::<usize>()).step_by(size_of::<usize>()) {
+            // SAFETY: it is in the stack, by the caller.
+            let word = unsafe { *(at as *const usize) };
+            if n < MAX_PLACES && is_code(word) {
+                places[n] = word;
+                n += 1;
+            }
+        }
+    }
+    places
+}
+
+/// The block that runs on this thread, and the object's code.
+pub(super) fn here() -> (*const Context, [usize; 2]) {
+    HERE.get()
+}
+
 /// Where it was in the code, and the top of its stack.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-unsafe fn registers(interrupted: *const libc::ucontext_t) -> Option<[usize; 2]> {
+pub(super) unsafe fn registers(interrupted: *const libc::ucontext_t) -> Option<[usize; 2]> {
     // SAFETY: the caller has it from the system.
     let registers = unsafe { &(*interrupted).uc_mcontext.gregs };
     Some([libc::REG_RIP, libc::REG_RSP].map(|register| registers[register as usize] as usize))
 }
 
 #[cfg(all(target_os = "linux", target_arch = "aarch64"))]
-unsafe fn registers(interrupted: *const libc::ucontext_t) -> Option<[usize; 2]> {
+pub(super) unsafe fn registers(interrupted: *const libc::ucontext_t) -> Option<[usize; 2]> {
     // SAFETY: the caller has it from the system.
     let registers = unsafe { &(*interrupted).uc_mcontext };
     Some([registers.pc as usize, registers.sp as usize])
 }
 
 #[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
-unsafe fn registers(_: *const libc::ucontext_t) -> Option<[usize; 2]> {
+pub(super) unsafe fn registers(_: *const libc::ucontext_t) -> Option<[usize; 2]> {
     None
 }
 
@@ -233,7 +269,7 @@ mod tests {
     fn what_is_found_is_of_one_thread() {
         for _ in 0..200 {
             let found = Found::new();
-            let spot = |n: u32| Spot { pc: n as usize, block: [n; 3], thread: n };
+            let spot = |n: u32| Spot { places: [n as usize; MAX_PLACES], block: [n; 3], thread: n };
             let kept: Vec<u32> = std::thread::scope(|scope| {
                 let threads: Vec<_> = (1..=3)
                     .map(|n| {

@@ -4,11 +4,11 @@
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
 //! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
 //! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
-//! [`traffic`] how a wave goes to memory; [`hang`] looks where a kernel is that does not end; [`order`] knows which
-//! block knows of which, [`schedule`] who runs first. What a GPU would do silently is an error here: access outside of
-//! the arguments and of LDS, misaligned vectors, races in LDS and in global memory, reads of what nobody wrote, more
-//! LDS or threads than a block may have, a barrier or a wave operation that not all threads reach. Memory starts as
-//! NaN.
+//! [`traffic`] how a wave goes to memory; [`hang`] looks where a kernel is that does not end, [`signals`] where the
+//! processor refuses what it does; [`order`] knows which block knows of which, [`schedule`] who runs first. What
+//! a GPU would do silently is an error here: access outside of the arguments and of LDS, misaligned pointers, races in
+//! LDS and in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
+//! operation that not all threads reach. Memory starts as NaN.
 
 mod access;
 mod block;
@@ -18,6 +18,7 @@ mod hang;
 mod object;
 mod order;
 mod schedule;
+mod signals;
 mod traffic;
 mod watch;
 
@@ -39,6 +40,7 @@ pub use hang::stop_and_look;
 use object::Object;
 use order::Order;
 use schedule::Schedule;
+pub use signals::catch_signals;
 pub use traffic::{Space, Traffic, count_traffic, take_traffic};
 use watch::{Cell, cells};
 
@@ -267,7 +269,7 @@ fn fault(object: &Object, spec: &KernelSpec, grid: &Grid<'_>, block: u64, stop: 
     GpuError::Fault {
         entry: spec.entry.clone(),
         what: stop.what(object, grid, &argument),
-        line: stop.line(object),
+        lines: stop.lines(object),
         block: grid.index(block),
         thread: stop.thread,
     }

@@ -9,6 +9,9 @@ use super::watch::Cell;
 use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
+/// What a kernel's text is called behind the simulator's own (`#line`).
+const KERNEL_FILE: &str = "kernel.hip";
+
 /// Runs one thread of the kernel with these arguments: pointers as they are, values by address.
 pub(super) type SimEntryPoint = unsafe extern "C" fn(*const *const c_void);
 
@@ -194,10 +197,20 @@ impl Object {
         self.lds.iter().map(|lds| (lds.end - lds.begin).div_ceil(4)).sum()
     }
 
-    /// The line of the kernel's text that a place in the code comes from.
-    pub(crate) fn line(&self, pc: usize) -> Option<u32> {
+    /// The lines of the kernel's text that a place in the code comes from: its own, then those of the calls that the
+    /// compiler put it in the place of, from the inside out. Empty where it is the simulator's.
+    pub(crate) fn lines(&self, pc: usize) -> Vec<u32> {
         let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
-        self.lines.find_location(probe).ok().flatten()?.line
+        let mut lines = Vec::new();
+        if let Ok(mut frames) = self.lines.find_frames(probe) {
+            while let Ok(Some(frame)) = frames.next() {
+                let Some(location) = frame.location else { continue };
+                let is_own = location.file.is_some_and(|file| file.ends_with(KERNEL_FILE));
+                lines.extend(location.line.filter(|line| is_own && *line > 0));
+            }
+        }
+        lines.dedup();
+        lines
     }
 }
 

@@ -99,7 +99,7 @@ pub(super) fn tell(object: &Object) {
     let done = OPEN.with_borrow_mut(|open| std::mem::take(&mut open.done));
     let mut total = TOTAL.lock().unwrap_or_else(PoisonError::into_inner);
     for ((pc, space), found) in done {
-        let Some(line) = object.line(pc) else { continue };
+        let Some(&line) = object.lines(pc).first() else { continue };
         let all = total.entry((line, space)).or_default();
         *all = all.with(found);
     }

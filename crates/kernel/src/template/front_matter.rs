@@ -17,7 +17,7 @@ use super::work::{PaddedSpec, PaddedTable, padded};
 use super::{Launch, NumericsOverride, Param, Requires, Resources, Template};
 use crate::target::Language;
 use data::{Origin, SourceFile};
-use expression::Expression;
+use expression::{Expression, Scope};
 use format::Dtype;
 
 #[derive(Deserialize)]
@@ -106,6 +106,7 @@ impl Template {
             language,
             head,
         };
+        let params = reader.params()?;
         Ok(Self {
             ops: signature.ops.clone(),
             variant: variant_of(&file.name).to_owned(),
@@ -116,9 +117,9 @@ impl Template {
             summary: table.summary,
             priority: table.priority,
             requires: reader.requires()?,
-            params: reader.params()?,
+            params: params.clone(),
             facts: reader.facts()?,
-            constraints: reader.constraints()?,
+            constraints: reader.constraints(&params)?,
             launch: reader.launch()?,
             padded: reader.padded()?,
             workspace: reader.workspace()?,
@@ -259,10 +260,25 @@ impl Reader<'_> {
         self.tuning_names().into_iter().chain(self.signature.scalar_names().cloned()).collect()
     }
 
-    fn constraints(&self) -> Result<BTreeMap<String, Expression>, LibraryError> {
+    /// One that the defaults break whatever the problem is a mistake: others would run in their place.
+    fn constraints(&self, params: &BTreeMap<String, Param>) -> Result<BTreeMap<String, Expression>, LibraryError> {
         let known = self.tuning_names();
-        let all = self.parts.named("the constraint", |tables| &tables.constraints)?;
-        all.into_iter().map(|(name, text)| Ok((name.to_owned(), text.expression(&known)?))).collect()
+        let defaults = params.iter().map(|(name, param)| (name.clone(), param.default.into()));
+        let defaults = Arc::new(Scope::new(defaults.collect()));
+        let mut constraints = BTreeMap::new();
+        for (name, text) in self.parts.named("the constraint", |tables| &tables.constraints)? {
+            let constraint = text.expression(&known)?;
+            let is_of_params = constraint.names().iter().all(|name| params.contains_key(name));
+            // One that cannot be computed is told of when it is needed.
+            if is_of_params && matches!(constraint.holds(&defaults), Ok(false)) {
+                let of = |name: &String| Some(format!("{name} = {}", params.get(name)?.default));
+                let found: Vec<String> = constraint.names().iter().filter_map(of).collect();
+                let expected = "a constraint that the defaults of the parameters satisfy";
+                return Err(text.refuse(format!("constraints.{name}"), expected, found.join(", ")));
+            }
+            constraints.insert(name.to_owned(), constraint);
+        }
+        Ok(constraints)
     }
 
     fn launch(&self) -> Result<Launch, LibraryError> {

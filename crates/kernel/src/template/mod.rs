@@ -236,6 +236,17 @@ impl Template {
         own.unwrap_or(self.signature.numerics.at(precision))
     }
 
+    /// Where it may be further from the reference than the contract lets other kernels be, in words.
+    pub fn looser(&self, precision: Precision) -> Option<String> {
+        let (own, of_op) = (self.tolerance(precision), self.signature.numerics.at(precision));
+        let looser = |name: &str, own: f64, of_op: f64| (own > of_op).then(|| format!("{name} {own}, not {of_op}"));
+        let parts: Vec<String> = [looser("rtol", own.rtol, of_op.rtol), looser("atol", own.atol, of_op.atol)]
+            .into_iter()
+            .flatten()
+            .collect();
+        (!parts.is_empty()).then(|| format!("its tolerance is looser than the op's: {}", parts.join(", ")))
+    }
+
     /// Whether everything that it requires holds.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use super::library::Layer;
+use super::library::{Layer, Library};
 use super::library_error::LibraryError;
 use crate::target::Language;
 use data::{Origin, SourceFile};
@@ -62,4 +62,14 @@ pub(super) fn overlay(
         }
     }
     (files, shadows)
+}
+
+impl Library {
+    /// That there is no template of a label, and which may be meant.
+    pub fn no_template(&self, label: &str) -> String {
+        let labels: Vec<String> = self.templates().map(|template| template.label()).collect();
+        let meant = hint::meant(label, labels.iter().map(String::as_str));
+        let meant = meant.map_or(String::new(), |meant| format!("; did you mean `{meant}`?"));
+        format!("there is no template `{label}`{meant}")
+    }
 }

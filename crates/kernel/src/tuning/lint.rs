@@ -1,7 +1,7 @@
 //! Findings in tuning tables that are not errors.
 
 use super::table::{Gap, ProvenanceKind, Table, Tokens, TuningRow};
-use super::{HeldTable, TuningTables};
+use super::{BUILT_IN, HeldTable, TuningTables};
 use crate::step::StepKind;
 use crate::target::Target;
 
@@ -22,6 +22,8 @@ pub struct LintFinding {
 pub enum FindingKind {
     /// Two rows apply at once, or a file cannot be read for another reason: it is not used.
     Broken,
+    /// No target has a file's name: it is not used.
+    Unread,
     /// Numbers of tokens that the rows of a `where` leave out.
     Gap,
     /// Nothing asks for the row, or its template is not there.
@@ -37,6 +39,7 @@ impl FindingKind {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Broken => "broken",
+            Self::Unread => "unread",
             Self::Gap => "gap",
             Self::NotAskedFor => "not asked for",
             Self::Unreachable => "unreachable",
@@ -56,6 +59,8 @@ impl TuningTables {
         let broken = self.broken.iter().filter(|(name, _)| concerns(name));
         let mut findings: Vec<LintFinding> =
             broken.map(|(_, error)| placed(FindingKind::Broken, error.to_string())).collect();
+        let unread = self.of_nobody().into_iter();
+        findings.extend(unread.map(|text| LintFinding { kind: FindingKind::Unread, place: String::new(), text }));
         findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
         let mut seen: Vec<(&TuningRow, bool, Option<String>)> = Vec::new();
         for target in targets {
@@ -127,11 +132,14 @@ impl TuningTables {
 
     /// Why the tables would be as good or better without a row, by those that stand behind it.
     fn beaten(&self, row: &TuningRow, behind: &[&TuningRow]) -> Option<String> {
-        // What says the same takes its place only where no other row would.
+        // What says the same takes its place only where no other row would. A built-in row that was measured also
+        // stands for its measurement.
+        let is_measured = self.provenance(row).is_some_and(|one| one.kind == ProvenanceKind::Measured);
+        let is_evidence = is_measured && row.place.starts_with(BUILT_IN);
         let mut is_next = true;
         for other in behind {
             let is_same = other.template == row.template && other.params == row.params;
-            if is_for_all_of(other, row) && is_same && is_next {
+            if is_for_all_of(other, row) && is_same && is_next && !is_evidence {
                 return Some(format!("{} behind it says the same", other.place));
             }
             if let Some(why) = self.is_faster(other, row) {

@@ -26,6 +26,8 @@ pub struct TuningTables {
     layers: Vec<Vec<HeldTable>>,
     /// Files of folders that are no tables, by their names without `.toml`: no obstacle where their chip is not.
     broken: Vec<(String, TuningError)>,
+    /// Files of folders that seem meant as tables and are not called so.
+    others: Vec<PathBuf>,
 }
 
 /// A table; one that is built in is read when it is asked for first: most commands need two of them.
@@ -151,12 +153,13 @@ impl TuningTables {
     /// The first folder that cannot be read.
     pub fn load(search: &[PathBuf]) -> Result<Self, TuningError> {
         let mut broken = Vec::new();
-        let read = |folder: &PathBuf| read_folder(folder, &mut broken);
+        let mut others = Vec::new();
+        let read = |folder: &PathBuf| read_folder(folder, &mut broken, &mut others);
         let mut layers: Vec<Vec<HeldTable>> = search.iter().map(read).collect::<Result<_, _>>()?;
         let built_in = data::TUNING.iter().filter_map(|(name, text)| Some((name.strip_suffix(".toml")?, text)));
         let unread = |name: &str, built_in| HeldTable { name: name.to_owned(), read: OnceLock::new(), built_in };
         layers.push(built_in.map(|(name, text)| unread(name, *text)).collect());
-        Ok(Self { layers, broken })
+        Ok(Self { layers, broken, others })
     }
 
     /// Whether the tables that concern a target could be read; of others that could not, warns.
@@ -177,7 +180,7 @@ impl TuningTables {
     }
 
     /// Tables of folders that are for no chip that is known, and say of none what it is: nothing reads them.
-    fn of_nobody(&self) -> Vec<String> {
+    pub(super) fn of_nobody(&self) -> Vec<String> {
         let gpus = target::built_in().into_iter().map(|(arch, facts)| Target::from_facts(&arch, &facts));
         let hosts = ["x86-64-v2", "x86-64-v3", "x86-64-v4", "x86-64-v4+amx_bf16"];
         let hosts = hosts.iter().filter_map(|name| Target::named(name).ok()).chain([Target::host()]);
@@ -189,12 +192,18 @@ impl TuningTables {
         });
         let known: BTreeSet<String> = of_chips.chain(built_in).chain(described).collect();
         let own = self.layers.iter().flatten().filter(|table| table.built_in.is_empty());
-        let of_nobody = own.filter(|table| !known.contains(&table.name)).map(|table| {
-            let meant = meant(&table.name, known.iter().map(String::as_str));
-            let meant = meant.map_or(String::new(), |meant| format!("; did you mean `{meant}.toml`?"));
-            format!("nothing reads `{}.toml`: no chip is called so{meant}", table.name)
+        let meant = |name: &str| {
+            let meant = meant(name, known.iter().map(String::as_str));
+            meant.map_or(String::new(), |meant| format!("; did you mean `{meant}.toml`?"))
+        };
+        let of_nobody = own
+            .filter(|table| !known.contains(&table.name))
+            .map(|table| format!("nothing reads `{}.toml`: no chip is called so{}", table.name, meant(&table.name)));
+        let of_others = self.others.iter().map(|path| {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy();
+            format!("nothing reads `{}`: tables are called `<arch>.toml`{}", path.display(), meant(&name))
         });
-        of_nobody.collect()
+        of_nobody.chain(of_others).collect()
     }
 
     /// What is wrong with files of folders, whatever chip they are for.
@@ -216,7 +225,7 @@ impl TuningTables {
     pub fn from_texts(texts: &[(&str, &str)]) -> Result<Self, TuningError> {
         let parsed = |(name, text): &(&str, &str)| Table::parse(name, &format!("{name}.toml"), text);
         let tables = texts.iter().map(|table| parsed(table).map(HeldTable::from));
-        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new() })
+        Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new(), others: Vec::new() })
     }
 
     /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
@@ -355,7 +364,18 @@ impl TuningTables {
 pub const MAX_TABLE_BYTES: u64 = 64 << 20;
 
 /// The tables of a folder; those that are wrong go to `broken`.
-fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result<Vec<HeldTable>, TuningError> {
+/// Whether a file that is no table by its name seems meant as one: `gfx1100.tml`, `GFX1100.TOML`, `gfx1100`.
+fn looks_like_a_table(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_ascii_lowercase();
+    let (_, extension) = name.rsplit_once('.').unwrap_or((&name, ""));
+    path.is_file() && !name.starts_with('.') && meant(extension, ["toml"]).is_some()
+}
+
+fn read_folder(
+    folder: &Path,
+    broken: &mut Vec<(String, TuningError)>,
+    others: &mut Vec<PathBuf>,
+) -> Result<Vec<HeldTable>, TuningError> {
     let wrong = |path: &Path| {
         let path = path.to_path_buf();
         move |source| TuningError::Read { path, source: Arc::new(source) }
@@ -364,6 +384,9 @@ fn read_folder(folder: &Path, broken: &mut Vec<(String, TuningError)>) -> Result
     for entry in fs::read_dir(folder).map_err(wrong(folder))? {
         let path = entry.map_err(wrong(folder))?.path();
         if path.extension().is_none_or(|extension| extension != "toml") {
+            if looks_like_a_table(&path) {
+                others.push(path);
+            }
             continue;
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
+use toml::value::Datetime;
 
 use super::index::Index;
 use super::{Query, TuningError};
@@ -194,11 +195,12 @@ impl std::str::FromStr for Tokens {
 
 /// `"2026-11-26"`, or the same without quotes, which is a date of TOML.
 fn date<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
-    match toml::Value::deserialize(deserializer)? {
-        toml::Value::String(text) => Ok(text),
-        toml::Value::Datetime(date) => Ok(date.to_string()),
-        other => Err(de::Error::custom(format!("`date`: expected a date like \"2026-11-26\", found {other}"))),
-    }
+    let found = match toml::Value::deserialize(deserializer)? {
+        toml::Value::String(text) if text.parse::<Datetime>().is_ok_and(|date| date.date.is_some()) => return Ok(text),
+        toml::Value::Datetime(date) => return Ok(date.to_string()),
+        other => other,
+    };
+    Err(de::Error::custom(format!("`date`: expected a date like \"2026-11-26\", found {found}")))
 }
 
 #[derive(Deserialize)]

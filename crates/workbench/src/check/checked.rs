@@ -8,17 +8,23 @@ use gpu::sim::{Space, lines_that_ran, take_traffic};
 use gpu::{GpuError, Kernel};
 use serde::{Deserialize, Serialize};
 
+use super::compare::Clue;
 use super::coverage::{Lines, Marked};
 use super::memory::{Edge, Placement, Setting, Written, tensors};
 use super::rounding::{self, Rounding};
 use super::trial::{self, Scalars, Trial};
+use super::unknown::Unknown;
 use super::uses::Uses;
 use super::{Failure, Running, Wrong, compare, known, weights};
+use kernel::object::compile::Request;
 use kernel::target::{Language, Target};
 use kernel::template::origins::Origins;
 use kernel::template::render::Rendered;
 use kernel::template::{Params, Precision, Problem, Template};
 use reference::{Outputs, Tensors};
+
+/// The C++ compiler's option for that, where several say something of it the last.
+const LOCALS_ARE_ZERO: &str = "-ftrivial-auto-var-init=zero";
 
 /// What became of one template at one precision.
 #[derive(Clone, Debug)]
@@ -33,8 +39,9 @@ pub struct Checked {
     pub n_cases: usize,
     /// The largest error, as a fraction of the tolerance; above 1 is wrong.
     pub worst: f64,
-    /// In bf16 precision, the output that is worst against the rounding of its activations.
-    pub rounding: Rounding,
+    /// In bf16 precision, the output that is worst against the rounding of its activations; none where no output of f32
+    /// was compared.
+    pub rounding: Option<Rounding>,
     /// Distinct kernels that were compiled now; the others came from the cache.
     pub n_compiled: usize,
     /// Time that compiling took, all kernels together, in milliseconds.
@@ -54,7 +61,9 @@ pub struct Checked {
     pub traffic: BTreeMap<AtLine, [u64; 3]>,
     /// What kept kernels from running that are not wrong for all that is known: a word that what stands in for the
     /// device does not know.
-    pub unknown: Option<String>,
+    pub unknown: Option<Unknown>,
+    /// What else has to be known of the template, whatever came out.
+    pub notes: Vec<String>,
 }
 
 /// How long one kernel of a check ran.
@@ -118,7 +127,7 @@ impl Checked {
             precision,
             n_cases: 0,
             worst: 0.0,
-            rounding: Rounding::default(),
+            rounding: None,
             n_compiled: 0,
             compile_ms: 0,
             ran: false,
@@ -129,6 +138,7 @@ impl Checked {
             lines: Lines::new(),
             traffic: BTreeMap::new(),
             unknown: None,
+            notes: Vec::new(),
         }
     }
 
@@ -142,7 +152,7 @@ impl Checked {
     pub(super) fn add(&mut self, more: Self) {
         self.n_cases += more.n_cases;
         self.worst = self.worst.max(more.worst);
-        self.rounding = self.rounding.worse(more.rounding);
+        self.rounding = rounding::worse(self.rounding, more.rounding);
         self.n_compiled += more.n_compiled;
         self.compile_ms += more.compile_ms;
         self.ran |= more.ran;
@@ -159,6 +169,8 @@ impl Checked {
             all.iter_mut().zip(found).for_each(|(all, found)| *all += found);
         }
         self.unknown = self.unknown.take().or(more.unknown);
+        let new = more.notes.into_iter().filter(|note| !self.notes.contains(note)).collect::<Vec<_>>();
+        self.notes.extend(new);
         for failure in more.failures {
             self.fail_times(failure);
         }
@@ -181,6 +193,10 @@ impl Checked {
             Some(told) => told.n_more += 1 + failure.n_more,
             None => self.failures.push(failure),
         }
+    }
+
+    fn has_difference(&self) -> bool {
+        self.failures.iter().any(|failure| failure.wrong.is_different())
     }
 
     /// Runs one kernel for each of its trial's scalars.
@@ -236,13 +252,22 @@ impl Checked {
             watch.after(on.target.is_real_gpu() && matches!(launched, Err(Wrong::Device(_))));
             let result = launched.and_then(|(written, prepared, of_rounded)| {
                 let known = right.get(&i).map_or(&[][..], Vec::as_slice);
-                setting.compare(&written, known, &prepared, (*of_rounded).as_ref()).map(|found| (written, found))
+                match setting.compare(&written, known, &prepared, (*of_rounded).as_ref()) {
+                    Ok(found) => Ok((written, found)),
+                    Err(Wrong::Different(mut difference)) if !self.has_difference() && difference.is_far() => {
+                        if on.reads_unwritten_locals(&setting, &prepared.0, &written) {
+                            difference.clue = Clue::Local;
+                        }
+                        Err(difference.into())
+                    }
+                    Err(wrong) => Err(wrong),
+                }
             });
             match result {
                 Ok((written, (worst, rounding))) => {
                     right.entry(i).or_default().extend(written);
                     self.worst = self.worst.max(worst);
-                    self.rounding = self.rounding.worse(rounding);
+                    self.rounding = rounding::worse(self.rounding, rounding);
                 }
                 Err(wrong) => {
                     let wrong = on.told(template, trial, kernel, wrong);
@@ -293,12 +318,28 @@ impl Running<'_> {
             Wrong::Device(error) => error,
             wrong => return wrong,
         };
-        let GpuError::Fault { line: Some(line), .. } = &*error else { return Wrong::Device(error) };
+        let GpuError::Fault { lines, .. } = &*error else { return Wrong::Device(error) };
+        if lines.is_empty() {
+            return Wrong::Device(error);
+        }
         let Trial { problem, params, .. } = trial;
         let origins = Origins::trace(self.library, template, problem, params, self.target, kernel);
-        let place = origins.and_then(|origins| origins.of_line(*line as usize).cloned());
+        let place = |line: &u32| Some((*line, origins.as_ref()?.of_line(*line as usize)?.clone()));
+        let places = lines.iter().filter_map(place).collect();
         let show = show_command(&template.label(), problem, params, self.target, "--line-numbers");
-        Wrong::Fault { error, place, show }
+        Wrong::Fault { error, places, show }
+    }
+
+    /// Whether a kernel writes something else where local variables hold 0 in the place of what no kernel writes there.
+    fn reads_unwritten_locals(&self, setting: &Setting<'_>, inputs: &Tensors, written: &[Written]) -> bool {
+        if !self.target.is_simulated {
+            return false;
+        }
+        let mut request = Request::new(setting.kernel, self.target);
+        request.options.push(LOCALS_ARE_ZERO.into());
+        let Ok(object) = self.store.get_all(&[request], &()).remove(0) else { return false };
+        let Ok(loaded) = self.driver.load(&object.object, setting.kernel.spec()) else { return false };
+        setting.launch(&loaded, inputs).is_ok_and(|again| again != written)
     }
 }
 
@@ -378,8 +419,8 @@ impl Setting<'_> {
         known: &[Written],
         (inputs, want): &(Tensors, Outputs),
         of_rounded: Option<&Outputs>,
-    ) -> Result<(f64, Rounding), Wrong> {
-        let (mut worst, mut rounding): (f64, _) = (0.0, Rounding::default());
+    ) -> Result<(f64, Option<Rounding>), Wrong> {
+        let (mut worst, mut rounding): (f64, _) = (0.0, None);
         for (i, one) in written.iter().enumerate() {
             if written[..i].contains(one) || known.contains(one) {
                 continue;
@@ -387,7 +428,7 @@ impl Setting<'_> {
             let got: Tensors = tensors(one);
             worst = worst.max(compare::outputs(self.kernel, &trial::whole(self.scalars), &got, (inputs, want))?);
             if let Some(of_rounded) = of_rounded {
-                rounding = rounding.worse(rounding::examine(&got, want, of_rounded)?);
+                rounding = rounding::worse(rounding, rounding::examine(&got, want, of_rounded)?);
             }
         }
         Ok((worst, rounding))

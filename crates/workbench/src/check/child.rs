@@ -10,7 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use gpu::GpuError;
-use gpu::sim::stop_and_look;
+use gpu::sim::{catch_signals, stop_and_look};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::message::{self, CaseResults, CheckJob, Message};
@@ -29,6 +29,9 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
     follow_parent(|| ())?;
     // A kernel that dies leaves a message, not its memory.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
+    if checker.runner.is_some_and(|runner| runner.target.is_simulated) {
+        catch_signals();
+    }
     let (n_known, wrong, deadline) = (job.n_known, job.wrong, Duration::from_millis(job.deadline_ms));
     let mut reporter = Reporter { to_parent, number: 0, n_known, wrong, is_lost: false, deadline };
     for step in &job.steps {

@@ -40,6 +40,8 @@ pub(crate) enum Clue {
     Poison,
     /// What was there before the launch.
     AsBefore,
+    /// Of a local variable that nothing was written to.
+    Local,
 }
 
 impl fmt::Display for Difference {
@@ -54,6 +56,9 @@ impl fmt::Display for Difference {
                 " (never written, or computed from memory that was never written or is outside of an argument)"
             }
             Clue::AsBefore => " (never written: the value from before the launch)",
+            Clue::Local => {
+                " (computed from a local variable that nothing was written to: with 0 there, the result is another one)"
+            }
         })?;
         write!(f, "; {n_wrong} of {n_elements} elements are wrong")
     }
@@ -76,6 +81,12 @@ impl Clue {
 }
 
 impl Difference {
+    /// Whether it is what a local variable gives that nothing was written to: no number, or one far from all others.
+    pub(crate) fn is_far(&self) -> bool {
+        const FAR: f64 = 1e30;
+        self.clue != Clue::AsBefore && (self.got.is_nan() || self.got.abs() > FAR)
+    }
+
     /// The same of an argument that held this before the launch.
     pub(crate) fn beside(mut self, before: &Tensor, shape: &[u64]) -> Self {
         let at = self.index.iter().zip(shape).fold(0, |at, (i, axis)| at * axis + i);

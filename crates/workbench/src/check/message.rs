@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::coverage::Lines;
 use super::rounding::Rounding;
+use super::unknown::Unknown;
 use super::uses::Uses;
 use super::{AtLine, Checked, Cost, Failure, Wrong};
 use kernel::template::Precision;
@@ -64,7 +65,7 @@ pub(super) struct CaseResults {
     /// Bits, because JSON has no infinity.
     worst: u64,
     /// [`Rounding`]'s two, as bits.
-    rounding: [u64; 2],
+    rounding: Option<[u64; 2]>,
     n_compiled: usize,
     compile_ms: u64,
     ran: bool,
@@ -74,7 +75,8 @@ pub(super) struct CaseResults {
     failures: Vec<FailureMessage>,
     lines: Lines,
     traffic: Vec<(AtLine, [u64; 3])>,
-    unknown: Option<String>,
+    unknown: Option<Unknown>,
+    notes: Vec<String>,
 }
 
 /// A [`Failure`] in words.
@@ -99,7 +101,7 @@ impl CaseResults {
         Self {
             n_cases: checked.n_cases,
             worst: checked.worst.to_bits(),
-            rounding: [checked.rounding.relative, checked.rounding.of_activations].map(f64::to_bits),
+            rounding: checked.rounding.map(|one| [one.relative, one.of_activations].map(f64::to_bits)),
             n_compiled: checked.n_compiled,
             compile_ms: checked.compile_ms,
             ran: checked.ran,
@@ -110,6 +112,7 @@ impl CaseResults {
             lines: checked.lines,
             traffic: checked.traffic.into_iter().collect(),
             unknown: checked.unknown,
+            notes: checked.notes,
         }
     }
 
@@ -124,11 +127,11 @@ impl CaseResults {
             wrong: Wrong::Told { text, is_different, words },
             n_more,
         };
-        let [relative, of_activations] = self.rounding.map(f64::from_bits);
+        let rounding = |[relative, of_activations]: [f64; 2]| Rounding { relative, of_activations };
         Checked {
             n_cases: self.n_cases,
             worst: f64::from_bits(self.worst),
-            rounding: Rounding { relative, of_activations },
+            rounding: self.rounding.map(|bits| rounding(bits.map(f64::from_bits))),
             n_compiled: self.n_compiled,
             compile_ms: self.compile_ms,
             ran: self.ran,
@@ -139,6 +142,7 @@ impl CaseResults {
             lines: self.lines,
             traffic: self.traffic.into_iter().collect(),
             unknown: self.unknown,
+            notes: self.notes,
             ..Checked::new(step.op.clone(), step.variant.clone(), step.precision)
         }
     }
@@ -165,6 +169,8 @@ mod tests {
         (checked.n_cases, checked.worst, checked.ran, checked.n_untried) = (3, f64::INFINITY, true, 4);
         checked.uses = Some(Uses { vgprs: 7, occupancy: Some(2), ..Uses::default() });
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
+        checked.rounding = Some(Rounding { relative: 0.1, of_activations: f64::INFINITY });
+        checked.notes.push("a note".into());
         checked.fail("n 1".into(), Wrong::NoTest);
         let since = CaseResults::from_checked(checked.clone());
         let mut line = Vec::new();

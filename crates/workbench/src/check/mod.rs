@@ -9,7 +9,7 @@
 //! device is elsewhere, is reported as such.
 //!
 //! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
-//! problem is rendered once more for a [`Runner`] that stands in for it.
+//! problem is rendered once more for a [`Runner`] that stands in for it. [`unknown`]: what that does not know.
 
 mod checked;
 pub mod child;
@@ -25,6 +25,7 @@ pub mod parent;
 mod rounding;
 pub mod speed;
 mod trial;
+mod unknown;
 pub mod uses;
 mod wrong;
 
@@ -40,7 +41,7 @@ use gpu::sim::count_traffic;
 use memory::Setting;
 use trial::Trial;
 
-use kernel::object::compile::{Request, unknown_word};
+use kernel::object::compile::Request;
 use kernel::object::resources::examine;
 use kernel::object::store::{Loaded, ObjectOrigin, Progress, Store, StoreError};
 use kernel::target::Target;
@@ -61,6 +62,7 @@ pub use memory::{Placement, Side};
 pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
 pub(super) use trial::whole;
+pub use unknown::Unknown;
 pub use wrong::{Failure, Wrong};
 
 /// Kernels of a check in a hurry that are compiled beside each other before any of them runs.
@@ -92,6 +94,7 @@ pub struct Runner<'a> {
 struct Running<'a> {
     library: &'a Library,
     target: &'a Target,
+    store: &'a Store,
     driver: &'a dyn Driver,
     lds: Option<LdsFill>,
     is_fenced: bool,
@@ -215,6 +218,8 @@ impl Checker<'_> {
         if trials.is_empty() {
             checked.fail("(none)".into(), Wrong::NoTest);
         }
+        checked.notes.extend(trial::passed_over(template, &trials, self.target, which));
+        checked.notes.extend(template.looser(precision));
         let on = match self.runner.map(|runner| self.running(runner, which, until)).transpose() {
             Ok(on) => on,
             Err(wrong) => {
@@ -316,6 +321,7 @@ impl Checker<'_> {
         Ok(Running {
             library: self.library,
             target: runner.target,
+            store: self.store,
             driver: runner.driver,
             lds,
             is_fenced,
@@ -394,20 +400,14 @@ impl Checker<'_> {
                 }
                 (object, _) => object,
             };
-            let unknown = |error: &StoreError| {
-                let word =
-                    unknown_word(error.log()).filter(|word| !self.target.is_simulated || word.starts_with("__"))?;
-                let compiled = if self.target.is_simulated { "" } else { "the GPU's compiler compiled it; " };
-                Some(format!("{compiled}the simulator does not know `{word}`"))
-            };
             match object {
                 Ok(object) => checked.run(on, template, trial, (kernel, &object.object, marked.as_ref()), watch),
-                Err(error) if unknown(&error).is_some() => {
-                    checked.unknown = checked.unknown.take().or_else(|| unknown(&error));
-                }
-                Err(error) => {
-                    checked.fail(trial.to_string(), self.not_compiled(template, trial, kernel, target, error))
-                }
+                // Why is asked once for all of them.
+                Err(error) if checked.unknown.is_some() && unknown::is_of_a_word(&error) => (),
+                Err(error) => match self.not_simulated(template, trial, kernel, target, error) {
+                    Ok(unknown) => checked.unknown = Some(unknown),
+                    Err(wrong) => checked.fail(trial.to_string(), wrong),
+                },
             }
         }
     }

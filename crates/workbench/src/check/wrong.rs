@@ -57,11 +57,11 @@ pub enum Wrong {
     #[error("the device refuses it: {0}")]
     Device(Arc<GpuError>),
     /// What watches it stopped it.
-    #[error("{error}{}\n  `{show}` prints it", place.iter().map(|place| format!("\n  the line comes from {place}")).collect::<String>())]
+    #[error("{error}{}\n  `{show}` prints it", of_places(places))]
     Fault {
         error: Arc<GpuError>,
-        /// The template's line.
-        place: Option<Place>,
+        /// The rendered text's lines, that of the fault and those that called it, and where in templates they are.
+        places: Vec<(u32, Place)>,
         /// What prints the rendered text.
         show: String,
     },
@@ -132,6 +132,12 @@ pub enum Wrong {
     /// An argument that is only read was written.
     #[error("it writes to `{argument}`, which its contract only reads")]
     ReadOnly { argument: String },
+}
+
+fn of_places(places: &[(u32, Place)]) -> String {
+    let first = places.first().map(|(_, place)| format!("\n  the line comes from {place}"));
+    let others = places.iter().skip(1).map(|(line, place)| format!("\n  line {line} comes from {place}"));
+    first.into_iter().chain(others).collect()
 }
 
 /// How often a template ended the process that ran it.

@@ -179,7 +179,7 @@ pub fn replay(
     let scratch_bytes = kernel.launch.scratch_bytes(&stored.scalars)? as usize;
     let launch = Launch { grid, scratch_bytes, args: &placed.args };
     let told = |error: GpuError| {
-        let line = if let GpuError::Fault { line, .. } = &error { *line } else { None };
+        let line = if let GpuError::Fault { lines, .. } = &error { lines.first().copied() } else { None };
         let origins = line.and_then(|_| Origins::trace(library, template, &stored.problem, params, target, &kernel));
         let place = line.and_then(|line| origins?.of_line(line as usize).cloned());
         ReplayError::Device { error, place }

@@ -17,6 +17,9 @@ use crate::template::origins::BEHIND_SIMULATOR;
 
 const SOURCE: &str = "simulated.cpp";
 
+/// The template that defines most words of HIP.
+const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
+
 /// Words that few kernels use, and where they go: behind the simulator's own text.
 const WORDS_NAME: &str = "simulator_words.h";
 pub(super) const WORDS: &str = include_str!("simulator_words.h");
@@ -101,6 +104,7 @@ fn options() -> Vec<String> {
         "-g1", // lines, for messages
         "-fPIC",
         "-fsanitize=thread", // calls before every access to memory; the functions are the simulator's
+        "-fsanitize=alignment", // and where a pointer is not aligned as its type is
         "-foptimize-sibling-calls", // those are jumps to the program
         "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
         // Without it LDS of inline functions would be one variable for all copies of an object in the process.
@@ -158,6 +162,20 @@ pub fn unknown_word(log: &str) -> Option<&str> {
     found.iter().skip(1).flatten().next().map(|word| word.as_str())
 }
 
+/// Words of HIP that the simulator knows, to tell what a word that it does not know may be meant for.
+pub fn known_words() -> Vec<String> {
+    static DEFINED: LazyLock<Regex> = LazyLock::new(|| {
+        let patterns = [r"^#define (\w+)", r"^typedef [^;]* (\w+);", r"\b(?:float|double|int) (__\w+|\w+f)\("];
+        Regex::new(&format!("(?m){}", patterns.join("|"))).expect("a pattern")
+    });
+    let own = data::TEMPLATES.iter().find(|(name, _)| *name == SIMULATOR).map_or("", |(_, text)| text);
+    let texts = [own, WORDS].into_iter();
+    let found =
+        texts.flat_map(|text| DEFINED.captures_iter(text).filter_map(|found| found.iter().skip(1).flatten().next()));
+    let is_hips = |word: &&str| !word.to_ascii_lowercase().starts_with("sim_") && *word != "GPTOSS_JIT_SIM";
+    found.map(|word| word.as_str()).filter(is_hips).map(str::to_owned).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -177,6 +195,16 @@ mod tests {
         assert_eq!(unknown_word(log), Some("__builtin_amdgcn_x"));
         assert_eq!(unknown_word("kernel.hip:3: error: ‘half3’ does not name a type"), Some("half3"));
         assert_eq!(unknown_word("kernel.hip:3: error: expected ';'"), None);
+    }
+
+    #[test]
+    fn words_of_both_texts_are_known() {
+        let known = known_words();
+        let words = ["__syncthreads", "atomicAdd", "expf", "__popc", "__builtin_amdgcn_permlanex16", "float4"];
+        for word in words {
+            assert!(known.iter().any(|one| one == word), "{word}");
+        }
+        assert!(!known.iter().any(|one| one.starts_with("SIM") || one.starts_with("sim")), "{known:?}");
     }
 
     #[test]

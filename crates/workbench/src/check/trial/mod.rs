@@ -185,6 +185,17 @@ fn points(
     points
 }
 
+/// What ran in the place of default parameters that no test allows, and why it does not.
+pub(super) fn passed_over(template: &Template, trials: &[Trial], target: &Target, which: &Selection) -> Option<String> {
+    if !which.params.is_empty() {
+        return None;
+    }
+    let why = |trial: &Trial| template.resolve_params(&Params::new(), &trial.problem, target).err();
+    let first = trials.first()?;
+    let refused = why(first).filter(|_| trials.iter().skip(1).all(|trial| why(trial).is_some()))?;
+    Some(format!("the default parameters are passed over: {refused}; ran with {}", list(&first.params)))
+}
+
 /// A test with every combination of the dtypes that the contract allows its arguments.
 fn with_all_dtypes(template: &Template, test: &TestShape, precision: Precision) -> Vec<Problem> {
     let mut all = vec![BTreeMap::new()];
