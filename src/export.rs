@@ -208,6 +208,7 @@ fn export(bin: &BinFile, args: &Args, output: &Output) -> Result<Exported, Expor
 
 /// The SHA-256 of a file, read from the disk and not from what the system remembers of it, if it lets go of that.
 fn read_back(file: &mut File, interrupted: &Interrupted, bar: &indicatif::ProgressBar) -> Result<String, ExportError> {
+    #[cfg(target_os = "linux")]
     let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed);
     file.rewind()?;
     let mut hasher = Sha256::new();

@@ -30,9 +30,14 @@ struct Function {
 /// path, and a path that names an open file cannot be given to another one.
 pub(crate) struct Loaded {
     pub(crate) library: Library,
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "kept open"))]
-    file: std::fs::File,
+    file: ObjectFile,
 }
+
+/// In memory, where the system has such files; else with a name, until it is dropped.
+#[cfg(target_os = "linux")]
+type ObjectFile = std::fs::File;
+#[cfg(not(target_os = "linux"))]
+type ObjectFile = tempfile::NamedTempFile;
 
 /// This machine's cores.
 pub struct HostDriver {
@@ -276,6 +281,12 @@ impl Loaded {
         use std::os::fd::AsRawFd;
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
+
+    /// A path of the object's file.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn path(&self) -> String {
+        self.file.path().to_string_lossy().into_owned()
+    }
 }
 
 /// Opens an object and closes it again, for its loader's verdict; a damaged one may take the process with it.
@@ -312,7 +323,7 @@ pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(file.path())?;
-    Ok(Loaded { library, file: file.into_file() })
+    Ok(Loaded { library, file })
 }
 
 fn open(path: &std::path::Path) -> Result<Library, String> {

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
+use rustix::fs::{AtFlags, CWD, OFlags};
 use rustix::io::Errno;
 use tempfile::NamedTempFile;
 
@@ -27,6 +27,7 @@ pub struct NewFile {
 }
 
 enum Place {
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "made on Linux alone"))]
     Nameless(File),
     Beside(NamedTempFile),
 }
@@ -92,8 +93,7 @@ impl NewFile {
     pub fn reserve(&mut self, len_bytes: u64) -> Result<(), NoSpace> {
         let folder = folder(&self.path).to_owned();
         let free = rustix::fs::statvfs(&folder).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-        let is_too_small = free.is_some_and(|free| free < len_bytes)
-            || rustix::fs::fallocate(&*self.file(), FallocateFlags::KEEP_SIZE, 0, len_bytes) == Err(Errno::NOSPC);
+        let is_too_small = free.is_some_and(|free| free < len_bytes) || cannot_keep(self.file(), len_bytes);
         if is_too_small {
             return Err(NoSpace { folder, needed_bytes: len_bytes, free_bytes: free.unwrap_or(0) });
         }
@@ -146,16 +146,33 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// Whether the file system was asked to keep space for so much more, and has too little.
+#[cfg(target_os = "linux")]
+fn cannot_keep(file: &File, len_bytes: u64) -> bool {
+    rustix::fs::fallocate(file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, len_bytes) == Err(Errno::NOSPC)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn cannot_keep(_: &File, _: u64) -> bool {
+    false
+}
+
 /// A way to open a file of that mode in a folder.
 type Open = fn(&Path, u32) -> io::Result<Place>;
 
 /// Fails where there are no nameless files, or nothing by which one could be given a name.
+#[cfg(target_os = "linux")]
 fn nameless(folder: &Path, mode: u32) -> io::Result<Place> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(mode))?);
+    let file = File::from(rustix::fs::open(folder, flags, rustix::fs::Mode::from_raw_mode(mode))?);
     rustix::fs::stat(own_link(&file).as_c_str())?;
     let _ = file.try_lock(); // it has a name of its own for a moment, where it takes the place of another
     Ok(Place::Nameless(file))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn nameless(_: &Path, _: u32) -> io::Result<Place> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Until it is locked others may take it for one that was left, lock it and remove it: then there is another one.
