@@ -43,7 +43,6 @@ mod tokenize;
 mod tune;
 mod usage;
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
@@ -56,6 +55,7 @@ use engine::kernel_driver::{IGNORED, KernelDriver, OVERRIDE};
 use model::built_in;
 use model::family::known;
 use system::bounded_process::this_program;
+use system::os::CommandExt;
 
 /// Runs gpt-oss and other language models on AMD and NVIDIA GPUs and on processors; its kernels are data.
 #[derive(Parser)]

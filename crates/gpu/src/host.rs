@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+#[cfg(unix)]
+use libloading::os::unix::Library;
+#[cfg(windows)]
+use libloading::os::windows::Library;
 
 use crate::launch::{Argument, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
@@ -329,10 +332,29 @@ pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
 fn open(path: &std::path::Path) -> Result<Library, String> {
     // SAFETY: the object was compiled from a rendered template by a compiler the user chose, and the cache refuses
     // entries that anyone else could have written; a C object has no constructors unless a template writes them.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+    unsafe { load(path) }.map_err(|error| {
         let reason = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         format!("{error}{reason}")
     })
+}
+
+/// Every symbol is found now, and is nobody else's.
+///
+/// # Safety
+/// The library's constructors are run.
+#[cfg(unix)]
+unsafe fn load(path: &std::path::Path) -> Result<Library, libloading::Error> {
+    use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: the caller's part.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+}
+
+/// # Safety
+/// The library's constructors are run.
+#[cfg(windows)]
+unsafe fn load(path: &std::path::Path) -> Result<Library, libloading::Error> {
+    // SAFETY: the caller's part.
+    unsafe { Library::new(path) }
 }
 
 /// The string that an object describes its arguments with.
