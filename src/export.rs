@@ -10,16 +10,18 @@ use std::time::Instant;
 use anyhow::Context;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::SIGINT;
 
 use super::output::Output;
 use super::usage::UsageError;
 use crate::args::ModelArgs;
+use crate::run::getp::signals::ENDING;
 use format::Dtype;
 use hint::Hint;
 use model::checkpoint::CheckpointError;
 use model::checkpoint::export::BinFile;
 use system::new_file::{NewFile, NoSpace};
+use system::os::forget_read;
 use system::units::human_bytes;
 
 /// Write a gpt-oss checkpoint as a `.bin` file in f32 or bf16, with MXFP4 expanded
@@ -208,7 +210,7 @@ fn export(bin: &BinFile, args: &Args, output: &Output) -> Result<Exported, Expor
 
 /// The SHA-256 of a file, read from the disk and not from what the system remembers of it, if it lets go of that.
 fn read_back(file: &mut File, interrupted: &Interrupted, bar: &indicatif::ProgressBar) -> Result<String, ExportError> {
-    let _ = rustix::fs::fadvise(&*file, 0, None, rustix::fs::Advice::DontNeed);
+    forget_read(file);
     file.rewind()?;
     let mut hasher = Sha256::new();
     let mut buffer = vec![0; 1 << 22];
@@ -245,7 +247,7 @@ impl Interrupted {
     fn on_signals() -> io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         signal_hook::flag::register_conditional_shutdown(SIGINT, 1, flag.clone())?;
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
+        for signal in ENDING {
             signal_hook::flag::register(signal, flag.clone())?;
         }
         Ok(Self(flag))

@@ -43,7 +43,6 @@ mod tokenize;
 mod tune;
 mod usage;
 
-use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
 
@@ -53,8 +52,10 @@ use output::{ColorChoice, Output};
 
 use engine::device::hip;
 use engine::kernel_driver::{IGNORED, KernelDriver, OVERRIDE};
+use model::built_in;
 use model::family::known;
 use system::bounded_process::this_program;
+use system::os::CommandExt;
 
 /// Runs gpt-oss and other language models on AMD and NVIDIA GPUs and on processors; its kernels are data.
 #[derive(Parser)]
@@ -138,6 +139,9 @@ fn main() -> ExitCode {
         let code = u8::from(hip::probe().is_err());
         gpu::hip::end_process(code); // as every other process leaves it
         return ExitCode::from(code);
+    }
+    if first.as_ref().is_some_and(|word| word == built_in::COMMAND) {
+        return ExitCode::from(u8::from(built_in::answer(args::built_in_file).is_err()));
     }
     start_again_without_overrides();
     let worker = [CHECK_WORKER, TUNE_WORKER].into_iter().find(|name| first.as_ref().is_some_and(|word| word == name));

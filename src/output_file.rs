@@ -1,14 +1,11 @@
 //! A command's output file, which appears whole or not at all, if the old file can be replaced.
 
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, Write};
-use std::os::unix::net::UnixStream;
+use std::io::{self, Seek, Write};
 use std::path::{Path, PathBuf};
-use std::thread;
 
 use anyhow::Context;
 
-use super::run::getp::signals::heeded;
 use system::new_file::NewFile;
 
 /// What is written appears when it is whole. Where a pipe or a device is in that place, it is written to and stays; and
@@ -46,17 +43,7 @@ impl OutputFile {
     pub(crate) fn remove_with_the_program(&self) -> io::Result<()> {
         let Place::New(new) = &self.place else { return Ok(()) };
         let Some(name) = new.name_until_then() else { return Ok(()) };
-        for signal in heeded() {
-            let ((mut came, tells), name) = (UnixStream::pair()?, name.to_owned());
-            signal_hook::low_level::pipe::register(signal, tells)?;
-            thread::spawn(move || {
-                if came.read_exact(&mut [0]).is_ok() {
-                    let _ = fs::remove_file(name); // it may be in its place by now
-                    let _ = signal_hook::low_level::emulate_default_handler(signal);
-                }
-            });
-        }
-        Ok(())
+        remove_at_signals(name)
     }
 
     /// Writes it and puts it in its place.
@@ -83,6 +70,31 @@ impl OutputFile {
             could_not_write(contents, &path) + lost
         })
     }
+}
+
+/// Has signals that end the program remove a file first.
+#[cfg(unix)]
+fn remove_at_signals(name: &Path) -> io::Result<()> {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    for signal in crate::run::getp::signals::heeded() {
+        let ((mut came, tells), name) = (UnixStream::pair()?, name.to_owned());
+        signal_hook::low_level::pipe::register(signal, tells)?;
+        std::thread::spawn(move || {
+            if came.read_exact(&mut [0]).is_ok() {
+                let _ = fs::remove_file(name); // it may be in its place by now
+                let _ = signal_hook::low_level::emulate_default_handler(signal);
+            }
+        });
+    }
+    Ok(())
+}
+
+/// No thread waits for signals: the next [`NewFile`] in the folder removes what was left.
+#[cfg(not(unix))]
+fn remove_at_signals(_: &Path) -> io::Result<()> {
+    Ok(())
 }
 
 /// The same for contents that no memory holds: written piece by piece, then put in their place.
@@ -150,6 +162,7 @@ fn instead_of_replacing(path: &Path, error: io::Error) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run::getp::signals::heeded;
 
     fn written(path: &Path, text: &str) {
         let file = OutputFile::create(path, "words").expect("opened");
@@ -236,7 +249,7 @@ mod tests {
             file.remove_with_the_program().expect("watched");
             assert_eq!(fs::read_dir(folder).expect("listed").count(), 1);
             signal_hook::low_level::raise(signal.parse().expect("a number")).expect("sent");
-            thread::sleep(std::time::Duration::from_secs(600));
+            std::thread::sleep(std::time::Duration::from_secs(600));
         }
         let own = format!("{}::what_has_a_name_already_goes_with_the_program_that_a_signal_ends", module_path!());
         let own = own.split_once("::").expect("a path").1;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use chat::chat_format::specials::begin_of_texts;
 use clap::Args;
+use model::built_in::BuiltInFile;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
 use model::hub;
@@ -18,6 +19,14 @@ use crate::output::Output;
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
 const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
 const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin");
+
+/// The tiny model's files.
+pub(crate) fn built_in_file(file: BuiltInFile) -> &'static [u8] {
+    match file {
+        BuiltInFile::Model => TINY_MODEL,
+        BuiltInFile::Tokenizer => TINY_TOKENIZER,
+    }
+}
 
 /// The tiny model that comes with the program.
 ///

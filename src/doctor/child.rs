@@ -3,13 +3,13 @@
 
 use std::fs::File;
 use std::io::{self, Read, Seek};
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use kernel::object::compile::signal_name;
 use system::bounded_process::this_program;
+use system::os::ExitStatusExt;
 
 /// Of what a child prints on either stream, this much is read.
 const MAX_PRINTED_BYTES: u64 = 4 << 20;

@@ -8,10 +8,10 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use tokio::runtime::{Builder, Runtime};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::sleep;
 
+use super::ending::Ending;
 use crate::output::Output;
 use crate::stderr;
 use serve::Server;
@@ -54,14 +54,10 @@ impl Life {
         let (told, n_signals) = watch::channel(0);
         let (is_loaded, loaded) = watch::channel(false);
         let waiting = "could not wait for signals";
-        let mut terminate = signal(SignalKind::terminate()).context(waiting)?;
-        let mut interrupt = signal(SignalKind::interrupt()).context(waiting)?;
+        let mut ending = Ending::watch().context(waiting)?;
         runtime.spawn(async move {
             loop {
-                tokio::select! {
-                    _ = interrupt.recv() => {}
-                    _ = terminate.recv() => {}
-                }
+                ending.came().await;
                 if !*loaded.borrow() {
                     stderr::finish();
                     process::exit(0);

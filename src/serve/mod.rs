@@ -2,6 +2,7 @@
 //! tells its address when it can answer, and drains before it ends.
 
 pub(crate) mod config;
+mod ending;
 mod keys;
 mod life;
 mod loading;

@@ -1,12 +1,10 @@
 //! A replica of `serve -g N`: it has the model, and answers the process that started it.
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-
 use super::Args;
 use super::model::{Spoken, cache_facts, fingerprint, shares_cores};
 use crate::output::Output;
 use crate::report;
-use crate::run::getp::signals::leave_to_the_parent;
+use crate::run::getp::signals::{ENDING, leave_to_the_parent};
 use chat::grammar::Grammars;
 use engine::Engine;
 use replica::child;
@@ -17,7 +15,7 @@ use serve::replica::child::Orders;
 /// Loads the model and answers requests until nobody is left to ask.
 pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
     // A service manager tells all processes of a server to end, and requests are to be answered all the same.
-    leave_to_the_parent(&[SIGINT, SIGHUP, SIGTERM])?;
+    leave_to_the_parent(&ENDING)?;
     let orders = Orders::begin()?;
     let answer = || -> anyhow::Result<()> {
         let checkpoint = args.model.checkpoint()?;

@@ -8,6 +8,8 @@ use std::process::Command;
 use regex::Regex;
 use serde_json::Value;
 
+use crate::architecture::ours;
+
 /// The fewest packages that a scan which works finds.
 const MIN_PACKAGES: usize = 100;
 
@@ -112,6 +114,26 @@ fn paths_that_documents_name_exist() {
     }
     assert!(n_paths > 100, "{n_paths} paths");
     assert!(missing.is_empty(), "{missing:?}");
+}
+
+/// What differs between systems is in `system::os`, and in crates that call foreign libraries.
+#[test]
+fn what_needs_unix_is_in_one_place() {
+    let unix = Regex::new(r"\bos::(unix|fd|linux)\b|\brustix::|\blibc::|\bsignal::unix\b").expect("a pattern");
+    let own = ["crates/fake-hip/", "crates/gpu/", "crates/mapped-file/", "crates/rtc/"];
+    let expected = [
+        "crates/system/src/new_file/linux.rs",
+        "crates/system/src/os/unix.rs",
+        "src/output_file.rs",  // a pipe for signals
+        "src/serve/ending.rs", // signals of a server
+    ];
+    // Tests run on Linux.
+    let is_tests = |path: &str| path.ends_with("/tests.rs") || path.contains("/tests/");
+    let others = ours().filter(|source| !own.iter().any(|own| source.path.starts_with(own)) && !is_tests(&source.path));
+    let mut found: Vec<String> =
+        others.filter(|source| unix.is_match(&source.code)).map(|source| source.path).collect();
+    found.sort();
+    assert_eq!(found, expected, "use `system::os`");
 }
 
 /// What Python's type checkers read is written by hand, beside what Rust exports.

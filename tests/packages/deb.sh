@@ -37,6 +37,9 @@ if command -v systemd-analyze >/dev/null; then
 else
     skipped=$((skipped + 1)) && echo "skipped: systemd-analyze is not here"
 fi
+# There is no compiler: the kernels are those of the package.
+text=$(inside gptoss-jit run --no-compile --device cpu -T 0 -i "Once upon a time" -n 24 2>"$root/said")
+case $text in "Once upon a time, there was a little girl named Lily."*) count 0 ;; *) count 1 "found \`$text\`: $(cat "$root/said")" ;; esac
 inside dpkg --purge gptoss-jit >"$root/said" 2>&1 && [ ! -e "$root/usr/bin/gptoss-jit" ]
 count $? "dpkg --purge: $(cat "$root/said")"
 finish

@@ -4,13 +4,13 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Seek, SeekFrom};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use super::pattern;
 use super::request_line;
 use hint::Hint;
 use system::foreign_text::{self, BYTE_ORDER_MARK};
+use system::os::FileExt;
 
 /// How prompts are written down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
-use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+#[cfg(unix)]
+use libloading::os::unix::Library;
+#[cfg(windows)]
+use libloading::os::windows::Library;
 
 use crate::launch::{Argument, Kernel, KernelSpec, Launch};
 use crate::memory::{Buffer, BufferView};
@@ -30,9 +33,14 @@ struct Function {
 /// path, and a path that names an open file cannot be given to another one.
 pub(crate) struct Loaded {
     pub(crate) library: Library,
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "kept open"))]
-    file: std::fs::File,
+    file: ObjectFile,
 }
+
+/// In memory, where the system has such files; else with a name, until it is dropped.
+#[cfg(target_os = "linux")]
+type ObjectFile = std::fs::File;
+#[cfg(not(target_os = "linux"))]
+type ObjectFile = tempfile::NamedTempFile;
 
 /// This machine's cores.
 pub struct HostDriver {
@@ -276,6 +284,12 @@ impl Loaded {
         use std::os::fd::AsRawFd;
         format!("/proc/self/fd/{}", self.file.as_raw_fd())
     }
+
+    /// A path of the object's file.
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn path(&self) -> String {
+        self.file.path().to_string_lossy().into_owned()
+    }
 }
 
 /// Opens an object and closes it again, for its loader's verdict; a damaged one may take the process with it.
@@ -312,16 +326,35 @@ pub(crate) fn open_from_memory(object: &[u8]) -> Result<Loaded, String> {
     let mut file = tempfile::NamedTempFile::new().map_err(|e| e.to_string())?;
     file.write_all(object).map_err(|e| e.to_string())?;
     let library = open(file.path())?;
-    Ok(Loaded { library, file: file.into_file() })
+    Ok(Loaded { library, file })
 }
 
 fn open(path: &std::path::Path) -> Result<Library, String> {
     // SAFETY: the object was compiled from a rendered template by a compiler the user chose, and the cache refuses
     // entries that anyone else could have written; a C object has no constructors unless a template writes them.
-    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
+    unsafe { load(path) }.map_err(|error| {
         let reason = std::error::Error::source(&error).map(|cause| format!(": {cause}")).unwrap_or_default();
         format!("{error}{reason}")
     })
+}
+
+/// Every symbol is found now, and is nobody else's.
+///
+/// # Safety
+/// The library's constructors are run.
+#[cfg(unix)]
+unsafe fn load(path: &std::path::Path) -> Result<Library, libloading::Error> {
+    use libloading::os::unix::{RTLD_LOCAL, RTLD_NOW};
+    // SAFETY: the caller's part.
+    unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }
+}
+
+/// # Safety
+/// The library's constructors are run.
+#[cfg(windows)]
+unsafe fn load(path: &std::path::Path) -> Result<Library, libloading::Error> {
+    // SAFETY: the caller's part.
+    unsafe { Library::new(path) }
 }
 
 /// The string that an object describes its arguments with.

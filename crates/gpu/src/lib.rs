@@ -20,7 +20,6 @@ mod gcn_code;
 pub mod hip;
 pub mod host;
 pub mod numa;
-#[cfg(target_os = "linux")]
 pub mod sim;
 
 mod display;

@@ -25,6 +25,7 @@ enum Memory {
     /// Anonymous pages of this process: zeroed, page-aligned, writable.
     Pages(MmapRaw),
     /// The same between two pages that nobody may touch; the length is that of a page.
+    #[cfg_attr(not(unix), expect(dead_code, reason = "made on Unix alone"))]
     Fenced(MmapRaw, usize),
     /// Memory of this process that a device can reach by itself.
     Pinned(Box<dyn HostMemory>),
@@ -89,6 +90,7 @@ impl Buffer {
 
     /// Whole pages of this process, `len_bytes` long at least, right between two that nobody may touch: whoever does is
     /// ended by a signal.
+    #[cfg(unix)]
     pub(crate) fn fenced(len_bytes: usize) -> std::io::Result<Self> {
         let page_bytes = rustix::param::page_size();
         let too_long = || std::io::Error::from(std::io::ErrorKind::OutOfMemory);
@@ -101,6 +103,12 @@ impl Buffer {
             unsafe { rustix::mm::mprotect(page.cast(), page_bytes, rustix::mm::MprotectFlags::empty()) }?;
         }
         Ok(Self { memory: Arc::new(Memory::Fenced(pages, page_bytes)) })
+    }
+
+    /// Pages without fences: only Unix makes them here.
+    #[cfg(not(unix))]
+    pub(crate) fn fenced(len_bytes: usize) -> std::io::Result<Self> {
+        Self::pages(len_bytes)
     }
 
     /// Memory of this process that a driver allocated.

@@ -5,11 +5,11 @@
 #![allow(unsafe_code)]
 
 mod heap;
+#[cfg(unix)]
 mod shrunk;
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -22,22 +22,44 @@ pub use heap::return_large_memory;
 /// # Errors
 /// What opening it gives, and [`io::ErrorKind::InvalidInput`] or [`io::ErrorKind::IsADirectory`] if it is none.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
-    // Without waiting: that of a pipe would last until somebody writes.
-    let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = open_without_waiting(path)?;
     let kind = file.metadata()?.file_type();
     if kind.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into()); // mapping one fails too, with a message about devices
     }
     if !kind.is_file() {
-        let found = match () {
-            () if kind.is_fifo() => "a pipe",
-            () if kind.is_char_device() || kind.is_block_device() => "a device",
-            () => "no file",
-        };
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("it is {found}, expected a regular file")));
+        let what = format!("it is {}, expected a regular file", name_of(kind));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
     Ok(file)
+}
+
+/// To wait for a pipe would last until somebody writes.
+#[cfg(unix)]
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    std::fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)
+}
+
+#[cfg(not(unix))]
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+/// What something is called that is no file.
+#[cfg(unix)]
+fn name_of(kind: std::fs::FileType) -> &'static str {
+    use std::os::unix::fs::FileTypeExt;
+    match () {
+        () if kind.is_fifo() => "a pipe",
+        () if kind.is_char_device() || kind.is_block_device() => "a device",
+        () => "no file",
+    }
+}
+
+#[cfg(not(unix))]
+fn name_of(_: std::fs::FileType) -> &'static str {
+    "no file"
 }
 
 /// Reads a regular file of so many bytes at most.
@@ -86,7 +108,9 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
     // SAFETY: the mapping is private and read-only. That nobody truncates the file meanwhile is the caller's
     // part, stated above; it is what every program that maps its weights relies on.
     let mapping = unsafe { memmap2::Mmap::map(&file) }?;
-    Ok(Bytes::from_owner(shrunk::Watched::new(mapping, path)))
+    #[cfg(unix)]
+    let mapping = shrunk::Watched::new(mapping, path);
+    Ok(Bytes::from_owner(mapping))
 }
 
 /// About how many of these bytes are not in memory, so that reading them waits for the disk.

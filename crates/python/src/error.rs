@@ -17,6 +17,7 @@ use model::checkpoint::CheckpointError;
 use model::family::FamilyError;
 use model::hub::NotInHub;
 use model::tokenizer::TokenizerError;
+use system::bounded_process::BoundedError;
 
 pyo3::create_exception!(
     gptoss_jit,
@@ -30,6 +31,12 @@ pyo3::create_exception!(
 pub(crate) enum Error {
     #[error(transparent)]
     Chat(#[from] ChatFormatError),
+    /// The program is of this version, and yet another build.
+    #[error("the program did not give its built-in model")]
+    BuiltIn {
+        #[source]
+        source: BoundedError,
+    },
     /// The model has no way of writing chats.
     #[error("the model has no chat format: {why}")]
     NoChat { why: String },
@@ -96,6 +103,7 @@ impl Hint for Error {
             Self::Store(error) => error.hint(),
             Self::Tokenizer(error) => error.hint(),
             Self::Tuning(error) => error.hint(),
+            Self::BuiltIn { .. } => Some("install the program and the module from one package".to_owned()),
             Self::Busy { .. } => Some("finish or close the generations that run".to_owned()),
             _ => None,
         }

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::available_parallelism;
 
+use bytes::Bytes;
 use serde_json::Map;
 
 use crate::error::Error;
@@ -22,6 +23,7 @@ use kernel::pipeline::Pipeline;
 use kernel::template::Precision;
 use kernel::template::library::Library;
 use kernel::tuning::TuningTables;
+use model::built_in::BuiltInFile;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::layout::Layout;
 use model::family::known;
@@ -29,10 +31,6 @@ use model::hub;
 use model::tokenizer::Tokenizer;
 use model::tokenizer::limit::Limit;
 use system::bounded_process::{this_program, work_is_done_by};
-
-/// The tiny model, which is used where none is named.
-const TINY_MODEL: &[u8] = include_bytes!("../../../examples/tiny/model.bin");
-const TINY_TOKENIZER: &[u8] = include_bytes!("../../../examples/tiny/tokenizer.bin");
 
 /// Most sequences at a time.
 const MOST_SLOTS: usize = 1024;
@@ -115,11 +113,11 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
 
     let checkpoint = match &options.model {
         Some(model) => Checkpoint::open(&hub::locate(model)?, Layout::Auto)?,
-        None => Checkpoint::from_bytes(TINY_MODEL.into(), Layout::Auto)?,
+        None => Checkpoint::from_bytes(built_in(BuiltInFile::Model)?, Layout::Auto)?,
     };
     let tokenizer = match &options.model {
         Some(_) => Tokenizer::of_checkpoint(&checkpoint, None)?,
-        None => Tokenizer::from_bin(TINY_TOKENIZER.into(), Some(checkpoint.config.vocab_size), None)?,
+        None => Tokenizer::from_bin(built_in(BuiltInFile::Tokenizer)?, Some(checkpoint.config.vocab_size), None)?,
     };
     let begin = begin_of_texts(&checkpoint, &tokenizer)?;
     let tokenizer = tokenizer.with_begin(begin);
@@ -162,6 +160,14 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
         chat: chat.map_err(|error| chain(&error)),
     };
     Ok((loaded, engine))
+}
+
+/// A file of the tiny model, which is used where none is named: the program contains it, so that a wheel has it once.
+///
+/// # Errors
+/// [`Error::BuiltIn`].
+fn built_in(file: BuiltInFile) -> Result<Bytes, Error> {
+    file.ask(&this_program()).map_err(|source| Error::BuiltIn { source })
 }
 
 /// The format of a model's chats, if it has one: as `run -m chat` chooses it.

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Sender};
@@ -17,6 +16,7 @@ use serde::de::DeserializeOwned;
 
 use super::Line;
 use hint::Hint;
+use system::os::ExitStatusExt;
 
 /// A child that is silent for so long does nothing any more: it says each second that it is there, also while it
 /// computes.

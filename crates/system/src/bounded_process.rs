@@ -2,13 +2,12 @@
 //! others can ask without end. What such a process is told and what it answers are bytes.
 
 use std::io::{self, Read, Write};
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use crate::os::{ExitStatusExt, Resource, Rlimit, SIGXCPU, getrlimit, setrlimit};
 
 /// Address space of the process, of which its program takes a part.
 const MEMORY_BYTES: u64 = 512 << 20;
@@ -23,9 +22,6 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
 /// Of what the process printed, this much is looked at.
 const MAX_PRINTED_BYTES: u64 = 4 << 10;
-
-/// What the system sends when processor time is up.
-const SIGXCPU: i32 = 24;
 
 /// Stands in for this program where it is a library in a process of others.
 static STAND_IN: OnceLock<PathBuf> = OnceLock::new();

@@ -9,5 +9,6 @@ pub mod json_entries;
 pub mod launcher;
 pub mod lock_file;
 pub mod new_file;
+pub mod os;
 pub mod trust;
 pub mod units;

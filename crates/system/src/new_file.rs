@@ -1,16 +1,19 @@
 //! A file that appears whole or not at all, whatever ends the program: who reads it sees all of it, or what was there
 //! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
 
-use std::ffi::CString;
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags};
-use rustix::io::Errno;
 use tempfile::NamedTempFile;
+
+#[cfg(target_os = "linux")]
+use linux::{cannot_keep, nameless, publish_nameless};
+
+use crate::os::{MetadataExt, NO_FOLLOW, OpenOptionsExt, free_bytes, sync_folder, user, with_mode};
+
+#[cfg(target_os = "linux")]
+mod linux;
 
 /// What the names of files begin with that are not whole yet.
 const PREFIX: &str = ".gptoss-jit-new-";
@@ -27,6 +30,7 @@ pub struct NewFile {
 }
 
 enum Place {
+    #[cfg(target_os = "linux")]
     Nameless(File),
     Beside(NamedTempFile),
 }
@@ -91,9 +95,8 @@ impl NewFile {
     /// [`NoSpace`]. Where a file system cannot tell or cannot keep space, writing will.
     pub fn reserve(&mut self, len_bytes: u64) -> Result<(), NoSpace> {
         let folder = folder(&self.path).to_owned();
-        let free = rustix::fs::statvfs(&folder).ok().map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize));
-        let is_too_small = free.is_some_and(|free| free < len_bytes)
-            || rustix::fs::fallocate(&*self.file(), FallocateFlags::KEEP_SIZE, 0, len_bytes) == Err(Errno::NOSPC);
+        let free = free_bytes(&folder);
+        let is_too_small = free.is_some_and(|free| free < len_bytes) || cannot_keep(self.file(), len_bytes);
         if is_too_small {
             return Err(NoSpace { folder, needed_bytes: len_bytes, free_bytes: free.unwrap_or(0) });
         }
@@ -103,6 +106,7 @@ impl NewFile {
     /// The name under which it lies beside its place, if it has one before it is whole.
     pub fn name_until_then(&self) -> Option<&Path> {
         match &self.place {
+            #[cfg(target_os = "linux")]
             Place::Nameless(_) => None,
             Place::Beside(file) => Some(file.path()),
         }
@@ -111,6 +115,7 @@ impl NewFile {
     /// What has been written so far can be read from it too.
     pub fn file(&mut self) -> &mut File {
         match &mut self.place {
+            #[cfg(target_os = "linux")]
             Place::Nameless(file) => file,
             Place::Beside(file) => file.as_file_mut(),
         }
@@ -124,11 +129,12 @@ impl NewFile {
         self.file().sync_all()?;
         let folder = folder(&self.path).to_owned();
         match self.place {
+            #[cfg(target_os = "linux")]
             Place::Nameless(file) => publish_nameless(&file, &self.path)?,
             Place::Beside(file) => drop(file.persist(&self.path)?),
         }
         // A folder that cannot be read, or not be synced, is no reason to say that the file is not there.
-        let _ = File::open(folder).and_then(|folder| folder.sync_all());
+        let _ = sync_folder(&folder);
         Ok(())
     }
 }
@@ -146,23 +152,25 @@ fn folder(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// The system keeps no space.
+#[cfg(not(target_os = "linux"))]
+fn cannot_keep(_: &File, _: u64) -> bool {
+    false
+}
+
 /// A way to open a file of that mode in a folder.
 type Open = fn(&Path, u32) -> io::Result<Place>;
 
-/// Fails where there are no nameless files, or nothing by which one could be given a name.
-fn nameless(folder: &Path, mode: u32) -> io::Result<Place> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(rustix::fs::open(folder, flags, Mode::from_raw_mode(mode))?);
-    rustix::fs::stat(own_link(&file).as_c_str())?;
-    let _ = file.try_lock(); // it has a name of its own for a moment, where it takes the place of another
-    Ok(Place::Nameless(file))
+/// There are no nameless files.
+#[cfg(not(target_os = "linux"))]
+fn nameless(_: &Path, _: u32) -> io::Result<Place> {
+    Err(io::ErrorKind::Unsupported.into())
 }
 
 /// Until it is locked others may take it for one that was left, lock it and remove it: then there is another one.
 fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
     for _ in 0..MAX_TRIES {
-        let permissions = Permissions::from_mode(mode);
-        let file = tempfile::Builder::new().prefix(PREFIX).permissions(permissions).tempfile_in(folder)?;
+        let file = with_mode(tempfile::Builder::new().prefix(PREFIX), mode).tempfile_in(folder)?;
         let locked = file.as_file().try_lock(); // where locks do not work, it is not swept either
         if !matches!(locked, Err(TryLockError::WouldBlock)) && file.as_file().metadata()?.nlink() > 0 {
             return Ok(Place::Beside(file));
@@ -185,38 +193,22 @@ fn sweep(folder: &Path) {
 
 /// A file that nobody writes any more, locked.
 fn left(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
     let metadata = file.metadata()?;
-    if !metadata.is_file() || metadata.uid() != rustix::process::geteuid().as_raw() {
+    if !metadata.is_file() || metadata.uid() != user() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
     file.try_lock()?;
     Ok(file)
 }
 
-/// The link to an open file that `linkat` follows.
-fn own_link(file: &File) -> CString {
-    CString::new(format!("/proc/self/fd/{}", file.as_raw_fd())).expect("no NUL")
-}
-
-/// A file that is there already is replaced by renaming: that takes a name of our own, for a moment.
-fn publish_nameless(file: &File, path: &Path) -> io::Result<()> {
-    let link = |to: &Path| rustix::fs::linkat(CWD, own_link(file).as_c_str(), CWD, to, AtFlags::SYMLINK_FOLLOW);
-    match link(path) {
-        Err(Errno::EXIST) => {
-            let named = tempfile::Builder::new().prefix(PREFIX).make_in(folder(path), |name| Ok(link(name)?))?;
-            Ok(named.persist(path).map(drop)?)
-        }
-        other => Ok(other?),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::Permissions;
     use std::io::Write;
 
     use super::*;
+    use crate::os::PermissionsExt;
 
     /// The kinds of places, each made when its turn comes. Where there are no nameless files, one of them twice.
     fn both(path: &Path) -> impl Iterator<Item = NewFile> {

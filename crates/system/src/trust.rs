@@ -2,10 +2,9 @@
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, symlink_metadata};
 use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use crate::os::{DirBuilderExt, MetadataExt, NO_FOLLOW, OpenOptionsExt, user};
 
 /// Why a file or folder is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -53,8 +52,7 @@ pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 pub fn open(path: &Path) -> io::Result<(File, Metadata)> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     trust_folder(&symlink_metadata(folder)?).map_err(io::Error::other)?;
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
     let metadata = file.metadata()?;
     trust_file(&metadata).map_err(io::Error::other)?;
     Ok((file, metadata))
@@ -75,8 +73,7 @@ pub fn open_installed(path: &Path) -> io::Result<(File, Metadata)> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     let in_folder = |found: Distrust| io::Error::other(format!("of its folder `{}`: {found}", folder.display()));
     trusted(&symlink_metadata(folder)?).map_err(in_folder)?;
-    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(&path)?;
+    let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(&path)?;
     let metadata = file.metadata()?;
     let is_file = if metadata.is_file() { Ok(()) } else { Err(Distrust::NotAFile) };
     is_file.and_then(|()| trusted(&metadata)).map_err(io::Error::other)?;
@@ -119,7 +116,7 @@ pub fn trust_file(metadata: &Metadata) -> Result<(), Distrust> {
 }
 
 fn trust_owner(metadata: &Metadata) -> Result<(), Distrust> {
-    let (expected, found) = (rustix::process::geteuid().as_raw(), metadata.uid());
+    let (expected, found) = (user(), metadata.uid());
     if found == expected { trust_mode(metadata) } else { Err(Distrust::Owner { expected, found }) }
 }
 

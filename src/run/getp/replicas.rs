@@ -5,8 +5,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::mpsc;
 
-use signal_hook::consts::{SIGHUP, SIGINT};
-
 use super::{Extent, signals, sizes};
 use crate::args::kernel_counts;
 use crate::output::Output;
@@ -27,7 +25,7 @@ pub(super) fn start(args: &Args, checkpoint: &Checkpoint, extent: Extent, n: usi
 
 /// Is a replica: loads the model and answers jobs until nobody is left to ask.
 pub(super) fn work(args: &Args, extent: Extent, output: &Output) -> anyhow::Result<()> {
-    signals::leave_to_the_parent(&[SIGINT, SIGHUP])?;
+    signals::leave_to_the_parent(&signals::OF_TERMINALS)?;
     let (jobs, received) = mpsc::channel();
     child::begin(move |job| drop(jobs.send(job)))?;
     let answer = || -> anyhow::Result<()> {

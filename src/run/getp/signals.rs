@@ -5,7 +5,19 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Signals with which people and systems end programs.
+#[cfg(unix)]
+pub(crate) const ENDING: [i32; 3] = [SIGINT, SIGTERM, signal_hook::consts::SIGHUP];
+#[cfg(not(unix))]
+pub(crate) const ENDING: [i32; 2] = [SIGINT, SIGTERM];
+
+/// Signals of a terminal, which go to all processes at it.
+#[cfg(unix)]
+pub(crate) const OF_TERMINALS: [i32; 2] = [SIGINT, signal_hook::consts::SIGHUP];
+#[cfg(not(unix))]
+pub(crate) const OF_TERMINALS: [i32; 1] = [SIGINT];
 
 pub(super) struct Signals(Arc<AtomicUsize>);
 
@@ -41,7 +53,7 @@ pub(crate) fn leave_to_the_parent(signals: &[i32]) -> io::Result<()> {
 /// does: they stay ignored.
 pub(crate) fn heeded() -> impl Iterator<Item = i32> {
     let ignored = ignored();
-    [SIGINT, SIGTERM, SIGHUP].into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
+    ENDING.into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)
 }
 
 /// A bit for each signal, that of number 1 the lowest.

@@ -9,7 +9,6 @@ mod error;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, BufRead, BufReader, Write};
 use std::marker::PhantomData;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ pub(super) use error::RESTART_HINT;
 pub use error::RecordsError;
 
 use system::lock_file::LockFile;
+use system::os::FileExt;
 
 /// The first line: what the answers were made with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

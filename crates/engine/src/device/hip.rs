@@ -1,6 +1,5 @@
 //! The HIP runtime and its devices, as `--device` names them.
 
-use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +13,7 @@ use kernel::object::compile::signal_name;
 use kernel::target::{Target, TargetError, code_object};
 use kernel::tuning::TuningTables;
 use system::bounded_process::this_program;
+use system::os::ExitStatusExt;
 
 /// What this program is started with to find out whether a HIP runtime ends its process: see [`probe`].
 pub const PROBE: &str = "__hip-probe";

@@ -2,8 +2,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+
+use system::os::MetadataExt;
 
 /// A way to find out whether a file can be opened for reading and writing.
 pub(super) type Open<'a> = &'a dyn Fn(&Path) -> io::Result<()>;

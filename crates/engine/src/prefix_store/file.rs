@@ -14,13 +14,13 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::process;
 
 use sha2::{Digest, Sha256};
 
 use crate::scheduler::{PrefixBlock, PrefixKey, PrefixPart};
+use system::os::OpenOptionsExt;
 use system::trust;
 
 const MAGIC: [u8; 8] = *b"GPTJPFX1";

@@ -48,6 +48,17 @@ unsafe impl Stack for ThreadStack {
     fn limit(&self) -> StackPointer {
         self.stack.limit()
     }
+
+    /// What Windows knows of the running stack.
+    #[cfg(windows)]
+    fn teb_fields(&self) -> corosensei::stack::StackTebFields {
+        corosensei::stack::StackTebFields { StackBase: self.base().get(), ..self.stack.teb_fields() }
+    }
+
+    #[cfg(windows)]
+    fn update_teb_fields(&mut self, stack_limit: usize, guaranteed_stack_bytes: usize) {
+        self.stack.update_teb_fields(stack_limit, guaranteed_stack_bytes);
+    }
 }
 
 /// What runs on a stack, until it suspends itself for ever. It owns nothing where it is suspended: it may never go on.

@@ -14,6 +14,10 @@ mod access;
 mod block;
 mod context;
 mod coroutine;
+#[cfg(unix)]
+mod hang;
+#[cfg(not(unix))]
+#[path = "no_hang.rs"]
 mod hang;
 mod object;
 mod order;

@@ -1,7 +1,6 @@
 //! `/v1/files`: files of requests, and those that batches write.
 
 use std::io::Write;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use crate::error::ApiError;
 use crate::keys::Caller;
 use crate::responses::store::Page;
 use system::new_file::NewFile;
+use system::os::FileExt;
 
 /// The purpose of files that batches read.
 pub(super) const BATCH: &str = "batch";

@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use serde::Deserialize;
@@ -15,6 +14,7 @@ use crate::body::MAX_BYTES;
 use crate::error::ApiError;
 use crate::field::Field;
 use system::foreign_text;
+use system::os::FileExt;
 
 /// Most problems of a file that are told.
 const MAX_PROBLEMS: usize = 100;

@@ -2,8 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::process::exit;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
@@ -11,11 +9,11 @@ use std::time::Duration;
 
 use gpu::GpuError;
 use gpu::sim::{catch_signals, stop_and_look};
-use rustix::process::{Resource, Rlimit, setrlimit};
 
 use super::message::{self, CaseResults, CheckJob, Message};
 use super::{Checked, Checker, Go, Selection, Watch, Wrong};
 use kernel::object::compile::follow_parent;
+use system::os::{Resource, Rlimit, Socket, setrlimit, socket_of_parent};
 
 /// Does what the parent asks for on standard input, which is a socket, and answers there.
 ///
@@ -25,7 +23,7 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
     let mut line = String::new();
     io::stdin().read_line(&mut line)?;
     let job: CheckJob = message::read(line.as_bytes())?;
-    let to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let to_parent = socket_of_parent()?;
     follow_parent(|| ())?;
     // A kernel that dies leaves a message, not its memory.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
@@ -54,7 +52,7 @@ pub fn run(checker: &Checker<'_>, selection: &Selection) -> io::Result<()> {
 
 /// Tells the parent which case runs, and passes over those that ran before.
 struct Reporter {
-    to_parent: UnixStream,
+    to_parent: Socket,
     number: usize,
     n_known: usize,
     wrong: BTreeSet<usize>,

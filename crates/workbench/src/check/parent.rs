@@ -5,9 +5,6 @@ use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
 use std::io::{self, BufRead, BufReader};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
@@ -15,7 +12,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -23,6 +19,9 @@ use super::message::{self, CheckJob, CheckStep, Message};
 use super::{Checked, Checker, Selection, Wrong};
 use kernel::object::compile::signal_name;
 use kernel::template::Template;
+use system::os::{
+    CommandExt, ExitStatusExt, Socket, has_ended, kill_group, socket_for_child, stderr_file, wait_at_most,
+};
 
 /// A template that ended so many children at a precision is not run on.
 const MAX_DEATHS: usize = 3;
@@ -253,7 +252,7 @@ impl Children {
 /// A child. It is killed, with all that it started, when this is dropped.
 pub(crate) struct Running {
     process: Child,
-    from_child: BufReader<UnixStream>,
+    from_child: BufReader<Socket>,
     /// What was read of a message.
     line: Vec<u8>,
     /// The case that runs, and since when.
@@ -270,13 +269,9 @@ impl Running {
     /// A process that reads its job from a socket, and has nothing else of ours: what its kernels print goes where our
     /// own messages go, since the result is ours alone.
     pub(crate) fn start(program: &Path, words: &[OsString]) -> io::Result<Self> {
-        let (ours, theirs) = UnixStream::pair()?;
-        let process = Command::new(program)
-            .args(words)
-            .stdin(OwnedFd::from(theirs))
-            .stdout(io::stderr().as_fd().try_clone_to_owned()?)
-            .process_group(0)
-            .spawn()?;
+        let (ours, theirs) = socket_for_child()?;
+        let process =
+            Command::new(program).args(words).stdin(theirs).stdout(stderr_file()?).process_group(0).spawn()?;
         let from_child = BufReader::new(ours);
         Ok(Self { process, from_child, line: Vec::new(), runs: None, status: None, stop: None, until: None })
     }
@@ -297,7 +292,7 @@ impl Running {
             let looks = self.stop.as_ref().map(|_| LOOK);
             let soonest = left.into_iter().chain(looks).chain(till).min();
             let timeout = soonest.map(|timeout| timeout.max(Duration::from_millis(1)));
-            self.from_child.get_ref().set_read_timeout(timeout).expect("not zero");
+            wait_at_most(self.from_child.get_ref(), timeout).expect("not zero");
             match self.from_child.read_until(b'\n', &mut self.line) {
                 Ok(_) if self.line.ends_with(b"\n") => {
                     let message = message::read(&self.line).map_err(|_| Death::Garbage);
@@ -337,13 +332,11 @@ impl Running {
     }
 
     /// How it ended, if it did. What it started is killed before it is waited for: until then nobody else can get its
-    /// group's number. An error means that the group is empty.
+    /// group's number.
     fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
-            let pid = Pid::from_child(&self.process);
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            waitid(WaitId::Pid(pid), options).ok().flatten()?;
-            let _ = kill_process_group(pid, Signal::KILL);
+            has_ended(&mut self.process).ok().filter(|ended| *ended)?;
+            kill_group(&mut self.process);
             self.status = self.process.wait().ok();
         }
         self.status
@@ -353,7 +346,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if self.ended().is_none() {
-            let _ = kill_process_group(Pid::from_child(&self.process), Signal::KILL);
+            kill_group(&mut self.process);
             let _ = self.process.wait();
         }
     }

@@ -3,16 +3,14 @@
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 use std::{env, thread};
 
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, pidfd_open, pidfd_send_signal, prlimit};
-
 use hint::Hint;
+use system::os::{Ender, ExitStatusExt as _, SIGKILL, SIGXCPU, limit_processor_time};
 
 /// The user's word on where the tools are: a folder that holds them, or Debian packages unpacked.
 const ROOT_VARIABLE: &str = "GPTOSS_JIT_LLVM";
@@ -127,11 +125,8 @@ impl Llvm {
         let mut command = Command::new(&program);
         command.args(first_args).args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(start)?;
-        let limit = Rlimit { current: Some(seconds), maximum: Some(seconds + 1) };
-        // One that has ended by now needs no limit.
-        let pid = Pid::from_child(&child);
-        let _ = prlimit(Some(pid), Resource::Cpu, limit);
-        let handle = left().and_then(|left| Some((left, pidfd_open(pid, PidfdFlags::empty()).ok()?)));
+        limit_processor_time(&child, seconds);
+        let handle = left().and_then(|left| Some((left, Ender::of(&child)?)));
         let (ends, has_ended) = mpsc::channel::<()>();
         let mut stdin = child.stdin.take().expect("it is piped");
         // Written beside reading: a tool that answers while it still reads would wait for us, and we for it. One that
@@ -140,8 +135,8 @@ impl Llvm {
             scope.spawn(move || stdin.write_all(input));
             if let Some((left, handle)) = handle {
                 scope.spawn(move || match has_ended.recv_timeout(left) {
-                    Err(mpsc::RecvTimeoutError::Timeout) => pidfd_send_signal(handle, Signal::KILL).is_ok(),
-                    Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => false,
+                    Err(mpsc::RecvTimeoutError::Timeout) => handle.end(),
+                    Ok(()) | Err(mpsc::RecvTimeoutError::Disconnected) => {}
                 });
             }
             let output = child.wait_with_output();
@@ -149,10 +144,10 @@ impl Llvm {
             output
         });
         let output = output.map_err(start)?;
-        if output.status.signal() == Some(Signal::KILL.as_raw()) && left().is_some_and(|left| left.is_zero()) {
+        if output.status.signal() == Some(SIGKILL) && left().is_some_and(|left| left.is_zero()) {
             return Err(LlvmError::TimeIsOver { tool });
         }
-        if output.status.signal() == Some(Signal::XCPU.as_raw()) {
+        if output.status.signal() == Some(SIGXCPU) {
             return Err(LlvmError::Time { tool, seconds });
         }
         if !output.status.success() {

@@ -1,14 +1,11 @@
 //! A device measures: the side of the process that runs the kernels, any of which may end it.
 
 use std::io::{self, BufRead};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::process::exit;
 use std::sync::mpsc::{self, Receiver};
 use std::thread;
 
 use gpu::GpuError;
-use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::job::{Piece, TuningJob};
@@ -19,6 +16,7 @@ use crate::timing::{Bench, Candidate, CandidateError, Timed, Weights};
 use hint::chain;
 use kernel::pipeline::Pipeline;
 use kernel::template::Params;
+use system::os::{Resource, Rlimit, Socket, end_own_group, setrlimit, socket_of_parent};
 
 /// What the parent asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -44,7 +42,7 @@ pub(super) enum WorkerMessage {
 /// # Errors
 /// If standard input is no socket, or what comes is no order.
 pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
-    let mut to_parent = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let mut to_parent = socket_of_parent()?;
     let orders = orders()?;
     // A kernel that dies leaves a message, not its memory.
     let _ = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
@@ -86,16 +84,14 @@ fn orders() -> io::Result<Receiver<String>> {
                 return;
             }
         }
-        if getpgrp() == getpid() {
-            let _ = kill_current_process_group(Signal::KILL);
-        }
+        end_own_group();
         exit(1);
     };
     thread::Builder::new().spawn(listen)?;
     Ok(orders)
 }
 
-fn say(to_parent: &mut UnixStream, what: &WorkerMessage) {
+fn say(to_parent: &mut Socket, what: &WorkerMessage) {
     if message::write(to_parent, what).is_err() {
         exit(1); // the parent is gone
     }
@@ -107,7 +103,7 @@ fn measured(
     pipeline: &Pipeline,
     kernels: Vec<(String, Params)>,
     n_rounds: usize,
-    to_parent: &mut UnixStream,
+    to_parent: &mut Socket,
 ) -> (Vec<Verdict>, bool) {
     let language = pipeline.target().language();
     let mut places = Vec::new();

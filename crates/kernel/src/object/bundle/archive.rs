@@ -334,39 +334,20 @@ pub(super) fn each_file(packed: impl Read, take: &mut dyn FnMut(&str, &[u8])) ->
     is_over.then_some(()).ok_or(DAMAGED)
 }
 
-#[cfg(target_os = "linux")]
 fn frame(bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut compressor = zstd::bulk::Compressor::new(LEVEL)?;
     compressor.include_checksum(true)?; // tar's own bytes have no other
     compressor.compress(bytes)
 }
 
-#[cfg(target_os = "linux")]
 pub(super) fn unpacked(frame: &[u8]) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     decoder(frame)?.take(MAX_FRAME_BYTES as u64).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-#[cfg(target_os = "linux")]
 fn decoder<'a>(packed: impl Read + 'a) -> io::Result<impl Read + 'a> {
     zstd::stream::read::Decoder::new(packed)
-}
-
-/// Objects are Linux's, and so are bundles of them.
-#[cfg(not(target_os = "linux"))]
-fn frame(_bytes: &[u8]) -> io::Result<Vec<u8>> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(target_os = "linux"))]
-fn decoder<'a>(_packed: impl Read + 'a) -> io::Result<io::Empty> {
-    Err(io::ErrorKind::Unsupported.into())
-}
-
-#[cfg(not(target_os = "linux"))]
-pub(super) fn unpacked(_frame: &[u8]) -> io::Result<Vec<u8>> {
-    Err(io::ErrorKind::Unsupported.into())
 }
 
 #[cfg(test)]

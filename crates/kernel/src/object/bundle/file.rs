@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -13,6 +12,7 @@ use super::manifest::{BundledKernel, FORMAT, Manifest};
 use crate::object::compile::additions;
 use crate::object::key::{Digest, KernelKey};
 use hint::chain;
+use system::os::FileExt;
 use system::trust;
 
 /// Unpacked frames that are kept: what is asked for next is mostly in the same one.

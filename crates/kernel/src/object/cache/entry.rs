@@ -2,19 +2,17 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{Mode, OFlags};
-use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
 use crate::object::key::{Digest, KernelKey, SCHEMA, digest_of_fields};
 use hint::chain;
 use system::lock_file::LockFile;
+use system::os::{FOLDER, MetadataExt, OpenOptionsExt, PASSING, open_in};
 use system::trust::{Distrust, trust_file, trust_folder};
 
 /// No file of an entry comes near this; a foreign one must not fill the memory.
@@ -246,8 +244,7 @@ impl Damage {
     /// Whether the fault may lie with this process or machine at this moment, and not with the entry.
     pub(super) fn is_passing(&self) -> bool {
         let Self::Unreadable { source, .. } = self else { return false };
-        let passing = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::INTR, Errno::STALE];
-        passing.iter().any(|errno| source.raw_os_error() == Some(errno.raw_os_error()))
+        source.raw_os_error().is_some_and(|code| PASSING.contains(&code))
     }
 
     fn is_missing(&self) -> bool {
@@ -303,10 +300,9 @@ pub(super) struct OpenedEntry {
 impl OpenedEntry {
     /// Opens the folder, if there is one at this path, and checks that it is ours.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, Damage> {
-        let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits() as i32;
         let unreadable = |source| Damage::Unreadable { file: ".", source };
         let distrusted = |source| Damage::Distrusted { file: ".", source };
-        let folder = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        let folder = match OpenOptions::new().read(true).custom_flags(FOLDER).open(path) {
             Ok(folder) => folder,
             Err(error) => match error.kind() {
                 io::ErrorKind::NotFound => return Ok(None),
@@ -383,8 +379,7 @@ impl OpenedEntry {
     }
 
     fn open_file(&self, file: &str) -> io::Result<File> {
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        Ok(File::from(rustix::fs::openat(&self.folder, file, flags, Mode::empty())?))
+        open_in(&self.folder, &self.path, file)
     }
 
     /// Whether the path still leads to the folder that was opened.

@@ -2,7 +2,6 @@
 
 use std::fs::{self, OpenOptions, TryLockError};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -12,6 +11,7 @@ use super::folder::{CacheError, Folder, children, modified, remove};
 use super::inventory::Listed;
 use hint::chain;
 use system::lock_file::LockFile;
+use system::os::{NO_FOLLOW, OpenOptionsExt};
 use tempfile::TempDir;
 
 /// Failures are forgotten after a week: a template or a machine may have been mended in a way no key shows.
@@ -147,8 +147,7 @@ impl Folder {
     pub(super) fn prune_is_due(&self) -> bool {
         let stamp = self.prune_stamp();
         let is_recent = modified(&stamp).elapsed().is_ok_and(|age| age <= PRUNE_EVERY);
-        let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
-        let open = || OpenOptions::new().write(true).create(true).truncate(true).custom_flags(flags).open(&stamp);
+        let open = || OpenOptions::new().write(true).create(true).truncate(true).custom_flags(NO_FOLLOW).open(&stamp);
         !is_recent && open().and_then(|mut stamp| stamp.write_all(b"pruned\n")).is_ok()
     }
 
@@ -171,9 +170,8 @@ impl Folder {
 
 /// Takes an entry out of the tree unless a process holds the shared lock on its file `used`.
 fn try_remove(entry: &Listed, gone: &mut Gone<'_>) -> io::Result<bool> {
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32;
     // Without such a file, nobody can hold it. Opened for writing, as some network file systems ask.
-    let used = OpenOptions::new().read(true).write(true).custom_flags(flags).open(entry.path.join("used"));
+    let used = OpenOptions::new().read(true).write(true).custom_flags(NO_FOLLOW).open(entry.path.join("used"));
     let used = used.map(LockFile::from).ok();
     match used.as_ref().map_or(Ok(()), |used| used.try_lock()) {
         Ok(()) => {}

@@ -2,13 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::entry::Damage;
 use crate::object::key::{Digest, SCHEMA};
 use hint::Hint;
+use system::os::{MetadataExt, with_mode};
 use system::trust::{Distrust, create_private, own_folder, trust_folder};
 
 /// What tells backup programs to skip the folder, see <https://bford.info/cachedir/>.
@@ -239,8 +239,7 @@ fn trust(path: &Path, metadata: &fs::Metadata) -> Result<(), CacheError> {
 }
 
 fn private_tempdir(prefix: &str, parent: &Path) -> io::Result<tempfile::TempDir> {
-    use std::os::unix::fs::PermissionsExt;
-    tempfile::Builder::new().prefix(prefix).permissions(fs::Permissions::from_mode(0o700)).tempdir_in(parent)
+    with_mode(tempfile::Builder::new().prefix(prefix), 0o700).tempdir_in(parent)
 }
 
 /// What is in a folder, sorted; nothing where there is no folder. A link to a folder is none: what is behind it is not

@@ -2,16 +2,14 @@
 
 use std::fs::{self, OpenOptions};
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-
-use rustix::fs::OFlags;
 
 use super::entry::{Damage, Meta, OpenedEntry};
 use super::folder::{CacheError, Folder, children, disk_bytes, modified};
 use crate::object::key::Digest;
 use hint::chain;
+use system::os::{NO_FOLLOW, OpenOptionsExt};
 use system::trust::{trust_file, trust_folder};
 
 /// The files that an entry may have.
@@ -107,9 +105,8 @@ impl Folder {
         let path = self.entry_path(digest).join("pin");
         let done = if pinned {
             // Not where a link leads, and no pipe is waited for.
-            let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
             let mut options = OpenOptions::new();
-            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(flags).open(&path).map(|_| ())
+            options.write(true).create(true).truncate(false).mode(0o600).custom_flags(NO_FOLLOW).open(&path).map(|_| ())
         } else {
             fs::remove_file(&path).or_else(|error| match error.kind() {
                 io::ErrorKind::NotFound => Ok(()),

@@ -1,7 +1,6 @@
 //! Of several processes that miss the same kernel, one compiles it.
 
 use std::fs::{OpenOptions, TryLockError};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::folder::Folder;
 use crate::object::key::Digest;
 use system::lock_file::LockFile;
+use system::os::{NO_FOLLOW, OpenOptionsExt};
 use system::trust::own_folder;
 
 const POLL: Duration = Duration::from_millis(20);
@@ -65,7 +65,7 @@ fn open_lock(path: &Path) -> std::io::Result<LockFile> {
         .create(true)
         .truncate(false)
         .mode(0o600)
-        .custom_flags((rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits() as i32)
+        .custom_flags(NO_FOLLOW)
         .open(path)?;
     Ok(file.into())
 }

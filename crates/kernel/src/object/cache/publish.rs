@@ -2,7 +2,6 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread;
@@ -13,6 +12,7 @@ use super::folder::{CacheError, Folder};
 use crate::object::key::KernelKey;
 use hint::chain;
 use system::lock_file::LockFile;
+use system::os::{OpenOptionsExt, sync_folder};
 use system::trust::{own_folder, trust_folder};
 
 /// How often to try to take a name that is taken. One round puts away what is in the way; the others are for
@@ -101,10 +101,6 @@ fn write_synced(path: PathBuf, bytes: &[u8]) -> io::Result<File> {
     file.write_all(bytes)?;
     file.sync_all()?;
     Ok(file)
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }
 
 /// Whether something is at the new name already: a folder with files in it, or no folder.

@@ -2,11 +2,10 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
+use system::os::{FOLDER, MetadataExt, OpenOptionsExt, user};
 use tempfile::TempDir;
 
 use super::worker::FOLDER_PREFIX;
@@ -37,8 +36,7 @@ impl PrivateFolder {
 
     /// What is left on its disk for this user, in bytes.
     pub(super) fn free_bytes(&self) -> Option<u64> {
-        let disk = rustix::fs::statvfs(self.path()).ok()?;
-        disk.f_bavail.checked_mul(disk.f_frsize)
+        system::os::free_bytes(self.path())
     }
 }
 
@@ -59,13 +57,12 @@ fn is_left(path: &Path) -> io::Result<bool> {
     let opened = open_folder(path)?;
     let metadata = opened.metadata()?;
     let is_old = metadata.modified()?.elapsed().is_ok_and(|age| age > UNLOCKED_IS_LEFT);
-    Ok(is_old && metadata.uid() == rustix::process::geteuid().as_raw() && opened.try_lock().is_ok())
+    Ok(is_old && metadata.uid() == user() && opened.try_lock().is_ok())
 }
 
 /// A folder itself, not what a link leads to.
 fn open_folder(path: &Path) -> io::Result<File> {
-    let flags = (OFlags::DIRECTORY | OFlags::NOFOLLOW).bits() as i32;
-    OpenOptions::new().read(true).custom_flags(flags).open(path)
+    OpenOptions::new().read(true).custom_flags(FOLDER).open(path)
 }
 
 #[cfg(test)]

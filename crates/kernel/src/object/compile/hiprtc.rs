@@ -1,7 +1,6 @@
 //! hipRTC, AMD's run-time compiler.
 
 use std::io::Seek;
-use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
@@ -170,7 +169,7 @@ fn facts_of_libraries(folder: &Path) -> io::Result<(String, Vec<PathBuf>)> {
 
 /// Empties the file that holds what was printed: the parent is to see what the last attempt has to say.
 pub(super) fn forget_printed() -> io::Result<()> {
-    let mut printed = fs::File::from(io::stderr().as_fd().try_clone_to_owned()?);
+    let mut printed = system::os::stderr_file()?;
     printed.set_len(0)?;
     printed.rewind()
 }

@@ -150,7 +150,7 @@ pub(super) fn on_path(name: &Path) -> Option<PathBuf> {
 }
 
 fn is_program(path: &Path) -> bool {
-    use std::os::unix::fs::PermissionsExt;
+    use system::os::PermissionsExt;
     fs::metadata(path).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
@@ -202,7 +202,7 @@ pub(super) fn unavailable(log: &str) -> Failure {
 /// Compilers end with 1 when they refuse; anything else is an accident. That a child of the driver was killed is only
 /// in what it printed, which the parent looks at.
 pub(super) fn how_it_ended(status: std::process::ExitStatus) -> How {
-    use std::os::unix::process::ExitStatusExt;
+    use system::os::ExitStatusExt;
     match (status.signal(), status.code()) {
         (Some(9), _) => How::OutOfMemory,
         (Some(signal), _) => How::Crashed { signal },

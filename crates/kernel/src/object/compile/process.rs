@@ -2,20 +2,18 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use std::{env, thread};
 
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
-
 use super::folder::PrivateFolder;
 use super::job::{CompileJob, CompileOutput, Failure, How, Outcome, Toolchain};
 use super::worker::{ASKED, PRINTED};
 use super::{CompileError, CompilerOptions, answer, evidence, title};
 use system::bounded_process::this_program;
+use system::os::{CommandExt, ExitStatusExt, has_ended, kill_group};
 
 /// The hidden command of the program: [`super::run_worker`] with the folder that follows.
 pub const COMMAND: &str = "__compile-worker";
@@ -142,13 +140,10 @@ struct Wait<'a> {
 impl Wait<'_> {
     /// Waits for the worker, no longer than the deadline, and kills whatever is left of its process group.
     fn end_of(&self, mut child: Child) -> io::Result<End> {
-        let pid = Pid::from_child(&child);
         let start = Instant::now();
         let mut is_told = false;
         let why_killed = loop {
-            // NOWAIT leaves the worker a zombie: until `child.wait()` nobody else can get its process group's number.
-            let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            if waitid(WaitId::Pid(pid), options)?.is_some() {
+            if has_ended(&mut child)? {
                 break None;
             }
             let elapsed = start.elapsed();
@@ -165,8 +160,7 @@ impl Wait<'_> {
             let pause = (elapsed / 32).clamp(Duration::from_millis(1), Duration::from_millis(20));
             thread::sleep(pause.min(self.deadline - elapsed));
         };
-        // An error means that the group is empty.
-        let _ = kill_process_group(pid, Signal::KILL);
+        kill_group(&mut child);
         let status = child.wait()?;
         Ok(why_killed.map_or(End::Itself(status), End::Killed))
     }

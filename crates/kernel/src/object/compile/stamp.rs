@@ -1,11 +1,11 @@
 //! A file's metadata: enough to notice that it was replaced.
 
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
+use system::os::MetadataExt;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Stamp {

@@ -4,7 +4,7 @@ use std::io::{self, Read};
 use std::path::Path;
 use std::{fs, process, thread};
 
-use rustix::process::{Resource, Rlimit, Signal, getpgrp, getpid, kill_current_process_group, setrlimit};
+use system::os::{Resource, Rlimit, end_own_group, getrlimit, setrlimit};
 
 use super::job::{CompileJob, Failure, How};
 use super::{answer, disassembly};
@@ -58,9 +58,7 @@ pub fn follow_parent(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()>
         };
         while !is_over(io::stdin().read(&mut sink)) {}
         clean_up();
-        if getpgrp() == getpid() {
-            let _ = kill_current_process_group(Signal::KILL);
-        }
+        end_own_group();
         process::exit(1);
     };
     thread::Builder::new().spawn(follow).map(|_| ())
@@ -69,7 +67,7 @@ pub fn follow_parent(clean_up: impl FnOnce() + Send + 'static) -> io::Result<()>
 fn limit_resources(memory_bytes: u64) -> io::Result<()> {
     let limits = [(Resource::Core, 0), (Resource::As, memory_bytes), (Resource::Fsize, 2 * answer::MAX_LEN_BYTES)];
     for (resource, wanted) in limits {
-        let hard = rustix::process::getrlimit(resource).maximum;
+        let hard = getrlimit(resource).maximum;
         let limit = Some(hard.map_or(wanted, |hard| hard.min(wanted)));
         setrlimit(resource, Rlimit { current: limit, maximum: limit })?;
     }
