@@ -17,8 +17,8 @@ use super::tokenizer::TokenizerArgs;
 use crate::output::Output;
 
 /// The tiny model in `examples/tiny`, embedded: it runs from any folder.
-const TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
-const TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin");
+static TINY_MODEL: &[u8] = include_bytes!("../../examples/tiny/model.bin");
+static TINY_TOKENIZER: &[u8] = include_bytes!("../../examples/tiny/tokenizer.bin");
 
 /// The tiny model's files.
 pub(crate) fn built_in_file(file: BuiltInFile) -> &'static [u8] {

@@ -13,6 +13,7 @@ use engine::plan::capture::CapturedLaunch;
 use kernel::choice::{Choice, Chooser};
 use kernel::object::store::Store;
 use kernel::template::Params;
+use system::units::counted;
 use workbench::check::show_command;
 use workbench::replay::file;
 use workbench::replay::{AgainstReference, NEAR, On, Replayed, ReplayedOutput, replay};
@@ -133,9 +134,9 @@ fn print(
     output: &Output,
 ) -> anyhow::Result<()> {
     output.note(&format!(
-        "{}, {} rows of a {} step: captured on {} by {}{}",
+        "{}, {} of a {} step: captured on {} by {}{}",
         stored.label,
-        stored.n_rows(),
+        counted(stored.n_rows(), "row"),
         stored.step.name(),
         stored.target,
         stored.template,

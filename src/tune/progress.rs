@@ -163,14 +163,14 @@ mod tests {
 
     #[test]
     fn what_takes_long_is_told_every_ten_seconds_with_how_far_it_is() {
-        let mut under_way = UnderWay::new("linear 64x32, 1 rows".into());
+        let mut under_way = UnderWay::new("linear 64x32, 1 row".into());
         let begun = under_way.since;
         let mut told = Vec::new();
         for second in 0..=25 {
             under_way.n_compiled = second;
             told.extend(under_way.line(begun + Duration::from_secs(second as u64)));
         }
-        let line = |n: usize| format!("linear 64x32, 1 rows: {n} s, {n} kernels compiled");
+        let line = |n: usize| format!("linear 64x32, 1 row: {n} s, {n} kernels compiled");
         assert_eq!(told, [line(10), line(20)]);
         assert_eq!(UnderWay::new(String::new()).line(begun + Duration::from_secs(60)), None, "nothing is under way");
     }

@@ -10,13 +10,14 @@ use kernel::step::StepKind;
 use kernel::template::work::Work;
 use kernel::template::{Params, Problem};
 use kernel::tuning::edit::NewRow;
+use system::units::counted;
 use workbench::tune::job::{Piece, TuningJob};
 use workbench::tune::judge::{Reason, Time, Uses, Verdict};
 use workbench::tune::tuner::{CandidateResult, Tuned};
 
 /// None of the candidates gives what it should.
 #[derive(Debug, thiserror::Error)]
-#[error("no kernel of `{op}` could be timed at {n_tokens} rows; the first failed: {first}")]
+#[error("no kernel of `{op}` could be timed at {}; the first failed: {first}", counted(*n_tokens as usize, "row"))]
 struct NothingTimed {
     op: String,
     n_tokens: u32,
@@ -42,7 +43,7 @@ fn describe(problem: &Problem) -> String {
 /// `linear 2880x5120, 32 rows`.
 pub(super) fn short(problem: &Problem, piece: &Piece) -> String {
     let dims = problem.dims.values().map(u32::to_string).collect::<Vec<_>>().join("x");
-    format!("{} {dims}, {} rows", problem.ops.join("+"), piece.n_tokens)
+    format!("{} {dims}, {}", problem.ops.join("+"), counted(piece.n_tokens as usize, "row"))
 }
 
 /// The same of a piece of a job.
@@ -107,9 +108,9 @@ pub(super) fn piece(tuned: &Tuned, args: &Args, output: &Output) -> anyhow::Resu
         format!(", {n_copies} copies of the weights, compared: {compared}")
     });
     output.line(&format!(
-        "\n{}, {} rows: {:.2} MB{flop}; {} tried{compared}",
+        "\n{}, {}: {:.2} MB{flop}; {} tried{compared}",
         describe(&tuned.problem),
-        tuned.piece.n_tokens,
+        counted(tuned.piece.n_tokens as usize, "row"),
         tuned.work.total_bytes() / 1e6,
         tuned.n_tried,
     ))?;

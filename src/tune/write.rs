@@ -78,7 +78,11 @@ pub(super) fn write(rows: &[NewRow], setup: &Setup, output: &Output) -> anyhow::
     }
     let path = setup::folder(&setup.args().source)?.join(format!("{}.toml", name(setup)));
     edit::write(&path, &merged(rows, setup)?)?;
-    output.note(&format!("{} rows are in `{}`", rows.len(), path.display()));
+    output.note(&format!(
+        "{} in `{}`",
+        if rows.len() == 1 { "1 row is".into() } else { format!("{} rows are", rows.len()) },
+        path.display()
+    ));
     for row in rows.iter().filter(|row| setup.is_asked_for_by_none(row)) {
         let (op, arch) = (&row.op, &setup.target().arch);
         output.warning(&format!(

@@ -37,6 +37,7 @@ use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
 use model::config::NamedShape;
 use steps::Step;
+use system::units::counted;
 use workbench::check::Wrong;
 use workbench::isa::speed::IssueModel;
 use workbench::predict::Predictor;
@@ -385,10 +386,14 @@ impl CompareArgs {
         for step in &steps {
             let rows: Vec<Vec<String>> = step.differences();
             if rows.is_empty() {
-                output.line(&format!("decode, {} rows: both choose the same kernels", step.n_tokens))?;
+                output.line(&format!(
+                    "decode, {}: both choose the same kernels",
+                    counted(step.n_tokens as usize, "row")
+                ))?;
                 continue;
             }
-            output.line(&format!("decode, {} rows, where they choose otherwise:", step.n_tokens))?;
+            output
+                .line(&format!("decode, {}, where they choose otherwise:", counted(step.n_tokens as usize, "row")))?;
             output.table(&["nodes", "A", "us", "B", "us"], &rows, &["us"])?;
         }
         steps::table(&steps, DOUBT, output)?;

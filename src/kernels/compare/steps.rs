@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use crate::output::Output;
+use system::units::counted;
 use workbench::predict::step::{StepLaunch, StepTime};
 
 /// What a launch takes by itself in a captured step, in seconds.
@@ -99,8 +100,8 @@ pub(super) fn table(steps: &[Step], noise: f64, output: &Output) -> anyhow::Resu
                 let why = hint::chain(why);
                 let why = why.lines().next().unwrap_or_default();
                 output.warning(&format!(
-                    "{letter} at {} rows: {} by {} is not counted: {why}",
-                    step.n_tokens,
+                    "{letter} at {}: {} by {} is not counted: {why}",
+                    counted(step.n_tokens as usize, "row"),
                     launch.label,
                     name(launch)
                 ));

@@ -324,7 +324,9 @@ impl Report<'_> {
     }
 
     fn row_text(&self, row: &TuningRow) -> String {
-        let mut text = format!("{}: `{}` {} at {} rows", row.place, row.template, params_text(&row.params), row.tokens);
+        let tokens = row.tokens.to_string();
+        let rows = if tokens == "1" { "row" } else { "rows" };
+        let mut text = format!("{}: `{}` {} at {tokens} {rows}", row.place, row.template, params_text(&row.params));
         if let Some(Provenance { kind, date, method, device, .. }) = self.chooser.tables().provenance(row) {
             let device = device.as_ref().map_or(String::new(), |device| format!(", {device}"));
             text += &format!("; {} {date}{device}: {method}", kind.name());

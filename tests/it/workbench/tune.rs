@@ -81,7 +81,7 @@ fn a_kernel_that_is_wrong_is_told_and_not_timed() {
     );
     assert!(!String::from_utf8_lossy(&ran.stdout).contains("linear/zeros"));
     let stderr = tune(&["--templates", templates, "--variant", "zeros"]).fails(1);
-    assert!(stderr.contains("no kernel of `linear` could be timed at 1 rows"), "{stderr}");
+    assert!(stderr.contains("no kernel of `linear` could be timed at 1 row"), "{stderr}");
 }
 
 /// A folder with one template of `linear` that gives zeros at once, and a statement before that.

@@ -131,6 +131,9 @@ pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, targe
 impl Hint for TuningError {
     fn hint(&self) -> Option<String> {
         match self {
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                Some("`tune --write --tuning DIR` makes the folder".into())
+            }
             Self::Read { .. } | Self::Write { .. } => None,
             Self::Overlap { .. } => Some("narrow `tokens` or `where` of one of the rows".into()),
             Self::Toml { .. } | Self::NoProvenance { .. } => Some("`tuning/README.md` describes the format".into()),

@@ -9,7 +9,13 @@ use serde::Deserialize;
 
 /// Ways to do the same, of which a kernel includes one: they give the same names.
 const ALTERNATIVES: [&[&str]; 4] = [
-    &["lib/host/dot_f32.c.j2", "lib/host/dot_bf16.c.j2", "lib/host/dot_mxfp4.c.j2", "lib/host/dot_mxfp4_avx2.c.j2"],
+    &[
+        "lib/host/dot_f32.c.j2",
+        "lib/host/dot_bf16.c.j2",
+        "lib/host/dot_mxfp4.c.j2",
+        "lib/host/dot_mxfp4_avx2.c.j2",
+        "lib/host/dot_mxfp4_vnni.c.j2",
+    ],
     &["lib/attention/matrix_softmax.hip.j2", "lib/attention/matrix_softmax8.hip.j2"],
     &["lib/wgmma/panels.hip.j2", "lib/wgmma/quads.hip.j2"],
     &["lib/wgmma/lds_weights.hip.j2", "lib/wgmma/codes.hip.j2"],

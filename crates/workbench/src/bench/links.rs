@@ -14,6 +14,7 @@ use kernel::choice::KernelRequest;
 use kernel::pipeline::{LoadedKernel, Pipeline};
 use kernel::step::StepKind;
 use kernel::template::{Precision, Problem};
+use system::units::counted;
 
 /// Speed of copies and sums between devices.
 #[derive(Clone, Debug)]
@@ -51,8 +52,8 @@ impl Links {
         )];
         lines.extend(self.sums.iter().map(|summed| {
             format!(
-                "all_reduce of {} rows, {:.1} KB, in a graph: {:.2} us; over the link alone {:.2} us",
-                summed.n_rows,
+                "all_reduce of {}, {:.1} KB, in a graph: {:.2} us; over the link alone {:.2} us",
+                counted(summed.n_rows, "row"),
                 summed.len_bytes as f64 / 1e3,
                 1e6 * summed.seconds,
                 1e6 * self.limit_s(summed)

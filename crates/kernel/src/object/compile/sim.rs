@@ -172,7 +172,7 @@ pub fn known_words() -> Vec<String> {
     let texts = [own, WORDS].into_iter();
     let found =
         texts.flat_map(|text| DEFINED.captures_iter(text).filter_map(|found| found.iter().skip(1).flatten().next()));
-    let is_hips = |word: &&str| !word.to_ascii_lowercase().starts_with("sim_") && *word != "GPTOSS_JIT_SIM";
+    let is_hips = |word: &&str| !word.to_ascii_lowercase().starts_with("sim_") && !word.starts_with("GPTOSS_");
     found.map(|word| word.as_str()).filter(is_hips).map(str::to_owned).collect()
 }
 
