@@ -22,6 +22,7 @@ mod hang;
 mod object;
 mod order;
 mod schedule;
+#[cfg(unix)]
 mod signals;
 mod traffic;
 mod watch;
@@ -40,10 +41,13 @@ use crate::{DeviceMemory, Driver, GpuError};
 use block::{Grid, Stop, Worker};
 use context::{Range, Stamp};
 use hang::Noted;
+#[cfg(not(unix))]
+pub use hang::catch_signals;
 pub use hang::stop_and_look;
 use object::Object;
 use order::Order;
 use schedule::Schedule;
+#[cfg(unix)]
 pub use signals::catch_signals;
 pub use traffic::{Space, Traffic, count_traffic, take_traffic};
 use watch::{Cell, cells};
