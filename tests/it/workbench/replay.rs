@@ -66,6 +66,7 @@ fn a_launch_of_a_step_is_made_again_on_the_host_and_in_the_simulator() {
     let divided = ["kernels", "replay", &argument(&file), "--device", "sim:gfx1100", "--templates", &own];
     let stderr = run(&divided).fails(1);
     assert!(stderr.contains("divides a whole number by 0") && stderr.contains(".hip.j2:"), "{stderr}");
+    assert!(stderr.contains(&format!("  `gptoss-jit kernels show {name} --arch gfx1100 ")), "{stderr}");
 
     // A template that does something else is told.
     let captured = same["captured"]["template"].as_str().expect("a name");
