@@ -29,13 +29,13 @@ use system::units::human_bytes;
 /// Prints one line, as `sha256sum` does. The file appears only when it is complete; a failed, interrupted or killed
 /// export leaves nothing.
 #[derive(clap::Args)]
-#[command(allow_missing_positional = true)]
+#[command(allow_missing_positional = true, mut_arg("model", |model| model.index(1).help(MODEL).long_help(MODEL)))]
 pub(crate) struct Args {
     #[command(flatten)]
     model: ModelArgs,
 
     /// The file to write
-    #[arg(value_name = "OUT.bin")]
+    #[arg(value_name = "OUT.bin", index = 2)]
     out: PathBuf,
 
     /// Number type [default: f32 for checkpoints that store f32, else bf16]
@@ -54,6 +54,11 @@ pub(crate) struct Args {
     #[arg(long)]
     force: bool,
 }
+
+/// Other commands have a model that is built in; there is no use in that as a file.
+const MODEL: &str = "A checkpoint: a folder or file of safetensors (Hugging Face's or OpenAI's), a GGUF or a `.bin` \
+                     file; or the id of a model in Hugging Face's cache, such as openai/gpt-oss-20b. Required unless \
+                     --shape names one";
 
 /// Types that a `.bin` file can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

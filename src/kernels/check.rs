@@ -456,6 +456,7 @@ fn print(rows: &[CheckRow], broken: &[Broken], target: &Target, output: &Output)
     for broken in broken {
         output.line(&format!("\n{}: {}", broken.name, broken.error))?;
     }
-    output.note(&format!("for {}", target.id()));
+    let id = if target.is_simulated { format!("sim:{}", target.arch) } else { target.id() };
+    output.note(&format!("for {id}"));
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::Device;
 use engine::plan::capture::CapturedLaunch;
+use gpu::sim::catch_signals;
 use kernel::choice::{Choice, Chooser};
 use kernel::object::store::Store;
 use kernel::template::Params;
@@ -53,6 +54,9 @@ const FOR_A_DEBUGGER: [&str; 2] = ["-g", "-Og"];
 struct ReplayWrong;
 
 pub(super) fn run(args: &ReplayArgs, output: &Output) -> anyhow::Result<()> {
+    if matches!(args.device, Device::Sim(_)) {
+        catch_signals(); // before a file is mapped: what watches that hands on what is not its own
+    }
     let name = args.file.display();
     let bytes = mapped_file::map(&args.file).with_context(|| format!("could not read `{name}`"))?;
     let stored = file::read(&bytes).with_context(|| format!("could not read `{name}`"))?;

@@ -32,13 +32,9 @@ pub(super) struct Args {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Only the tables of this arch, and its rows that are stale for --model [default: all tables]
+    /// Only the tables of this arch; also lists its rows that are stale or may be [default: all tables]
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
-
-    /// The model whose shapes are used to find stale rows
-    #[arg(long, value_enum, default_value = "gpt-oss-20b", requires = "arch")]
-    model: NamedShape,
 }
 
 /// Tables that no command can use.
@@ -52,14 +48,17 @@ struct Broken {
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let tables = args.source.tables()?;
     let library = args.source.library()?;
+    let known = target::built_in().into_iter().map(|(name, _)| named_target(&name, &tables));
+    let mut all: Vec<Target> = known.chain([Ok(Target::host())]).collect::<Result<_, _>>()?;
     let targets: Vec<Target> = match &args.arch {
         Some(arch) => vec![named_target(arch, &tables)?],
-        None => {
-            let known = target::built_in().into_iter().map(|(name, _)| named_target(&name, &tables));
-            known.chain([Ok(Target::host())]).collect::<Result<_, _>>()?
-        }
+        None => all.clone(),
     };
-    let mut findings: Vec<LintFinding> = tables.findings(&targets);
+    if args.arch.is_some() {
+        all.retain(|target| target.arch != targets[0].arch);
+        all.push(targets[0].clone());
+    }
+    let mut findings: Vec<LintFinding> = tables.findings(&targets, &all);
     findings.extend(misplaced(&library, &tables, &targets));
     for target in &targets {
         findings.extend(of_no_model(&library, &tables, target)?);
@@ -71,8 +70,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let verdict = if n > 0 { Err(Broken { n }.into()) } else { Ok(()) };
     let stale = args.arch.as_ref().map(|_| args.stale(&tables, &targets[0])).transpose()?.unwrap_or_default();
     let all = findings.into_iter().map(|one| (one.kind.name(), one.place, one.text));
-    let findings: Vec<(&str, String, String)> =
-        all.chain(stale.into_iter().map(|(place, text)| ("stale", place, text))).collect();
+    let findings: Vec<(&str, String, String)> = all.chain(stale).collect();
     if output.is_json() {
         let all = findings
             .iter()
@@ -81,7 +79,8 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         return verdict;
     }
     if findings.is_empty() {
-        output.note("nothing to find: no gaps, no overlaps, every row is reached and none is beaten");
+        let stale = if args.arch.is_some() { ", none is stale" } else { "" };
+        output.note(&format!("nothing to find: no gaps, no overlaps, every row is reached, none is beaten{stale}"));
         return Ok(());
     }
     let row = |(kind, place, text): &(&str, String, String)| vec![(*kind).to_owned(), place.clone(), text.clone()];
@@ -90,29 +89,46 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
 }
 
 impl Args {
-    /// The places of rows whose templates render to something else now, and what to do.
-    fn stale(&self, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<(String, String)>> {
+    /// The rows whose templates render to something else now, and those of which nothing says whether they do, with
+    /// what to do.
+    fn stale(&self, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<(&'static str, String, String)>> {
+        if tables.rows_for(target).all(|row| row.source.is_none()) {
+            return Ok(Vec::new());
+        }
         let chooser = Chooser::new(self.source.library()?, tables.clone(), target.clone())?;
         let library = chooser.library();
-        let checkpoint = Checkpoint::random(self.model.config(Some(2)), Encoding::default(), 0)?;
-        let Ok(graph) = model_problems::graph(&checkpoint, Precision::Bf16, target, library) else { return Ok(vec![]) };
-        let job = TuningJob::from_graph(&graph, &library.fusions(target), CONTEXT, 0);
-        let mut told: Vec<(String, String)> = Vec::new();
+        let mut job = TuningJob::default();
+        for &shape in NamedShape::value_variants() {
+            for (precision, encoding) in [(Precision::Bf16, Encoding::default()), (Precision::F32, Encoding::F32)] {
+                let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
+                // Contracts of one's own may have other names: what is wrong with them is told elsewhere.
+                let Ok(graph) = model_problems::graph(&checkpoint, precision, target, library) else { continue };
+                job.join(TuningJob::from_graph(&graph, &library.fusions(target), CONTEXT, 0));
+            }
+        }
+        let unknown = stale::add_measured(&mut job, &chooser);
+        let mut told: Vec<(&str, String, String)> = Vec::new();
         for one in stale::rows(&job, &chooser) {
-            if told.iter().any(|(place, _)| *place == one.row.place) {
+            if told.iter().any(|(_, place, _)| *place == one.row.place) {
                 continue; // each of its problems is one
             }
             let what = match one.is_of_no_problem {
-                false => "its template renders to something else now".to_owned(),
-                true => format!(
-                    "no problem of {} that it decides renders to its `source`, and it has no `problem` that says which \
-                     was measured",
-                    self.model.name()
-                ),
+                false => "its template renders to something else now",
+                true => {
+                    "no problem that it decides renders to its `source`, and it has no `problem` that says which was \
+                     measured"
+                }
             };
             let cure = format!("`gptoss-jit tune --stale --arch {}` judges it anew", target.arch);
-            told.push((one.row.place, format!("{what}: {cure}")));
+            told.push(("stale", one.row.place, format!("{what}: {cure}")));
         }
+        let n_models = NamedShape::value_variants().len();
+        let text = format!(
+            "it was measured on a problem that none of the {n_models} models known by name has and that its `where` \
+             does not describe: nothing says whether it is stale. After a new dim or flag of a contract, \
+             `gptoss-jit tune rekey` renews its `problem`"
+        );
+        told.extend(unknown.into_iter().map(|place| ("unknown", place, text.clone())));
         Ok(told)
     }
 }

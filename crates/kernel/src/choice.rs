@@ -242,7 +242,7 @@ impl Chooser {
         match self.library.examined(fused, &self.target) {
             // The row's template fits, with its parameters or with others. Of others nobody said that they are faster.
             Ok(Examined { candidates, .. }) if candidates.iter().any(|one| one.is_labelled(&row.template)) => {
-                let followed = follow(row, &candidates, fused, &self.target).map(|_| ());
+                let followed = follow(row, (&self.library, &candidates), fused, &self.target).map(|_| ());
                 followed.map_err(|why| NotFused::NoTemplate { reasons: vec![format!("{}: {why}", row.place)] })
             }
             Ok(examined) if !examined.candidates.is_empty() => Ok(()),
@@ -331,7 +331,7 @@ pub fn choose(
     let rows: Vec<TuningRow> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
     let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
     if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
-        match follow(row, &candidates, problem, target) {
+        match follow(row, (library, &candidates), problem, target) {
             Ok(choice) => ranking.choices.push(choice),
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
         }
@@ -362,15 +362,14 @@ pub fn choose(
 }
 
 /// The choice that a row asks for.
-fn follow(row: &TuningRow, candidates: &[Arc<Template>], problem: &Problem, target: &Target) -> Result<Choice, String> {
-    let template = candidates
-        .iter()
-        .find(|template| template.is_labelled(&row.template))
-        .ok_or_else(|| format!("`{}` does not exist or does not fit", row.template))?;
+fn follow(row: &TuningRow, of: (&Library, &[Arc<Template>]), problem: &Problem, on: &Target) -> Result<Choice, String> {
+    let (library, candidates) = of;
+    let found = candidates.iter().find(|template| template.is_labelled(&row.template));
+    let template = found.ok_or_else(|| library.unfit(&row.template))?;
     if template.is_another_op(&row.params) {
         return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
     }
-    let params = template.resolve_params(&row.params, problem, target).map_err(|error| error.to_string())?;
+    let params = template.resolve_params(&row.params, problem, on).map_err(|error| error.to_string())?;
     Ok(Choice { template: Arc::clone(template), params, why: Why::Row(Box::new(row.clone())) })
 }
 

@@ -274,6 +274,7 @@ impl Report<'_> {
             (Why::Priority(priority), [row, ..]) => {
                 // A warning begins with the row's place.
                 let why = ranking.warnings.iter().find_map(|warning| warning.strip_prefix(row.place.as_str()));
+                let why = why.map(|why| why.strip_prefix(": the row is passed over").unwrap_or(why));
                 let why = why.map_or(String::new(), |why| format!(" ({})", why.trim_start_matches([':', ' '])));
                 format!("priority {priority}; {} is passed over{why}", row.place)
             }

@@ -136,6 +136,13 @@ fn every_help_lists_the_variables_that_the_source_reads() {
             .collect();
         assert!(missing.is_empty(), "{missing:?} in {listed}");
     }
+    // The one command that has no model of its own where others do, and its file is the last word.
+    let export = run(&["export", "--help"]).ok();
+    assert!(
+        !export.text().contains("built-in tiny") && export.text().contains(" [MODEL] <OUT.bin>"),
+        "{}",
+        export.text()
+    );
     let help = run(&["run", "--help"]).ok();
     let words: Vec<_> = help.text().split_whitespace().collect();
     assert!(words.join(" ").contains("cuda:N (an NVIDIA GPU)"));

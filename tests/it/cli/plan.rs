@@ -395,7 +395,7 @@ fn what_shadows_what_and_which_rows_are_passed_over_is_planned() {
     let norm = at(&plan, ".mlp.norm", 1)[0];
     assert_eq!(norm["row"], Value::Null);
     let passed = format!(
-        "{}/host.toml:6: the row is passed over: `rmsnorm/gone` does not exist or does not fit",
+        "{}/host.toml:6: the row is passed over: there is no template `rmsnorm/gone`; did you mean `rmsnorm/row`?",
         own.path("tuning")
     );
     assert_eq!(norm["warnings"], json!([passed]));

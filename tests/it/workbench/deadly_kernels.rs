@@ -113,27 +113,42 @@ default = 64
 grid = ["n_tokens"]
 #}
 {% include "lib/hip/types.hip.j2" %}
+{% include "lib/hip/stay.hip.j2" %}
 
 {{ signature }} {
   const u32 t = blockIdx.x;
   for (u32 c = threadIdx.x; c < {{ hidden_size }}; c += BLOCK) {
     y[(size_t)t * {{ hidden_size }} + c] = table[(size_t)row[t] * {{ hidden_size }} + c];
-    while (c == 5 && y[(size_t)t * {{ hidden_size }} + c] == table[(size_t)row[t] * {{ hidden_size }} + c]) {
-    }
+    if (c == 5) stay_while_equal(y + (size_t)t * {{ hidden_size }} + c, table + (size_t)row[t] * {{ hidden_size }} + c);
+  }
+}
+"#;
+
+/// A function of its own in the object, beside others that call it.
+const STAY: &str = r#"{#
+[gives]
+c = ["stay_while_equal"]
+#}
+{% include "lib/hip/types.hip.j2" %}
+
+__attribute__((noinline)) static __device__ void stay_while_equal(const f32* one, const f32* other) {
+  while (*(const volatile f32*)one == *(const volatile f32*)other) {
   }
 }
 "#;
 
 #[test]
-fn where_a_simulated_kernel_hangs_is_told() {
+fn where_a_simulated_kernel_hangs_is_told_and_who_called_it() {
     let folder = tempfile::tempdir().unwrap();
-    fs::create_dir(folder.path().join("embedding")).unwrap();
+    ["embedding", "lib/hip"].iter().for_each(|name| fs::create_dir_all(folder.path().join(name)).unwrap());
+    fs::write(folder.path().join("lib/hip/stay.hip.j2"), STAY).unwrap();
     fs::write(folder.path().join("embedding/endless.hip.j2"), ENDLESS).unwrap();
     let flags = ["--arch", "sim:gfx1100", "--variant", "endless", "--deadline", "1", "--first-shape", "--within", "1s"];
     let (code, rows) = check(folder.path(), &flags);
     let told = failures(&rows[0]);
     assert!(code == 1 && told[0].contains(" thread 5: still runs after 1 s"), "{told:?}");
-    let line = ENDLESS.lines().position(|line| line.contains("while (c == 5")).expect("it is there") + 1;
+    let line = ENDLESS.lines().position(|line| line.contains("if (c == 5) stay")).expect("it is there") + 1;
+    assert!(told[0].contains("lib/hip/stay.hip.j2:8"), "{told:?}");
     assert!(told[0].contains(&format!("endless.hip.j2:{line}")), "line {line}: {told:?}");
     assert!(told[0].contains("`gptoss-jit kernels show embedding/endless --arch gfx1100"), "{told:?}");
 }

@@ -52,11 +52,27 @@ fn a_launch_of_a_step_is_made_again_on_the_host_and_in_the_simulator() {
     );
     assert_eq!(other["median_us"], Value::Null, "{other}");
 
+    // What the simulator's processor stops is told with its line, and ends no process.
+    let name = other["template"].as_str().expect("a name");
+    let text = fs::read_to_string(repository().join(format!("templates/{name}.hip.j2"))).expect("it is there");
+    let own = argument(folder.path());
+    let template = folder.path().join(format!("{name}.hip.j2"));
+    fs::create_dir(template.parent().expect("a folder")).expect("made");
+    fs::write(
+        &template,
+        text.replace("{{ signature }} {", "{{ signature }} { volatile int none = 0; if (7 / none == 3) return;"),
+    )
+    .expect("written");
+    let divided = ["kernels", "replay", &argument(&file), "--device", "sim:gfx1100", "--templates", &own];
+    let stderr = run(&divided).fails(1);
+    assert!(stderr.contains("divides a whole number by 0") && stderr.contains(".hip.j2:"), "{stderr}");
+    assert!(stderr.contains(&format!("  `gptoss-jit kernels show {name} --arch gfx1100 ")), "{stderr}");
+
     // A template that does something else is told.
     let captured = same["captured"]["template"].as_str().expect("a name");
     let (op, variant) = captured.split_once('/').expect("of two parts");
     let text = fs::read_to_string(repository().join(format!("templates/{captured}.c.j2"))).expect("it is there");
-    fs::create_dir(folder.path().join(op)).expect("made");
+    fs::create_dir_all(folder.path().join(op)).expect("made");
     fs::write(
         folder.path().join(format!("{op}/{variant}.c.j2")),
         text.replace("{{ signature }} {", "{{ signature }} { return; "),

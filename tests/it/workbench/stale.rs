@@ -74,6 +74,26 @@ fn no_row_is_stale_for_a_simulator_whose_text_is_another_by_its_nature() {
 }
 
 #[test]
+fn a_row_of_sizes_that_no_model_has_is_judged_by_its_where_or_told_as_unknown() {
+    let other = format!("source = \"{}\"\n", "0".repeat(64));
+    let first = world("");
+    let mut problem = first.job.problems[0].problem.clone();
+    *problem.dims.get_mut("in_features").expect("a linear has it") += 32;
+    let its = format!("{other}problem = \"{}\"\n", problem.identity());
+    let told = |wants: &str, lines: &str| {
+        let text = row(lines).replace("precision = \"f32\"", wants);
+        let mut world = World::new(TuningTables::from_texts(&[("host", &text)]).expect("right"));
+        let unknown = stale::add_measured(&mut world.job, &world.chooser);
+        (stale(&world).len(), unknown)
+    };
+    let wants = format!("precision = \"f32\", in_features = {}", problem.dims["in_features"]);
+    assert_eq!(told(&wants, &its), (1, vec![]), "its `where` has what no model has");
+    let place = vec!["host.toml:2".to_owned()];
+    assert_eq!(told("precision = \"f32\"", &its), (0, place), "nothing says which sizes it is for");
+    assert_eq!(told("precision = \"f32\"", ""), (0, vec![]), "no source, nothing to judge");
+}
+
+#[test]
 fn a_source_without_its_problem_is_told_by_lint_and_by_the_plan() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = row(&format!("source = \"{}\"\n", "0".repeat(64)))

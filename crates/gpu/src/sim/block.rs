@@ -297,10 +297,7 @@ impl Stop {
     /// The lines of the kernel's text, where they are known: the one that it is about, then those that called it.
     pub(crate) fn lines(&self, object: &Object) -> Vec<u32> {
         match &self.why {
-            Why::Fault(fault) => {
-                let places = std::iter::once(fault.pc).chain(fault.further).take_while(|place| *place > 0);
-                places.map(|place| object.lines(place)).find(|lines| !lines.is_empty()).unwrap_or_default()
-            }
+            Why::Fault(fault) => object.lines_of(std::iter::once(fault.pc).chain(fault.further)),
             Why::Apart { at, .. } => vec![at.line()],
             Why::NoStack(_) | Why::TooLong => Vec::new(),
         }

@@ -162,8 +162,7 @@ pub fn stop_and_look(what: &str) -> Option<GpuError> {
             // SAFETY: the thread is in the handler for good, below a block of this object.
             let object = unsafe { &*runs.object };
             // What the simulator adds to the kernel has no lines of its own: who called it does.
-            let own = places.into_iter().take_while(|place| *place > 0).map(|place| object.lines(place));
-            let lines = own.into_iter().find(|lines| !lines.is_empty()).unwrap_or_default();
+            let lines = object.lines_of(places);
             return Some(GpuError::Fault { entry: runs.entry.clone(), what: what.to_owned(), lines, block, thread });
         }
     }

@@ -212,6 +212,56 @@ impl Object {
         lines.dedup();
         lines
     }
+
+    /// The same of a thread's places, the innermost first: of the first that has any, then of those that called it. A
+    /// stack also has words that nobody returns to: a caller is one that calls the function that it is a caller of.
+    pub(crate) fn lines_of(&self, places: impl IntoIterator<Item = usize>) -> Vec<u32> {
+        let mut places = places.into_iter().take_while(|place| *place > 0);
+        let found = places.by_ref().map(|place| (place, self.lines(place))).find(|(_, lines)| !lines.is_empty());
+        let Some((mut inner, mut lines)) = found else { return Vec::new() };
+        for place in places {
+            let called = called_from(self.code, place).and_then(|called| self.function(called));
+            if called.is_some() && called == self.function(inner - 1) {
+                lines.extend(self.lines(place));
+                inner = place;
+            }
+        }
+        lines.dedup();
+        lines
+    }
+
+    /// The function that an address of the code is in, as it is called in the text: the one that is called, not what
+    /// the compiler put into it.
+    fn function(&self, address: usize) -> Option<String> {
+        let mut frames = self.lines.find_frames((address - self.base) as u64).ok()?;
+        let mut outermost = None;
+        while let Ok(Some(frame)) = frames.next() {
+            outermost = frame.function.and_then(|function| Some(function.raw_name().ok()?.into_owned()));
+        }
+        outermost
+    }
+}
+
+/// What the call that returns to a place calls, if it names that.
+fn called_from(code: [usize; 2], place: usize) -> Option<usize> {
+    const LEN_BYTES: usize = if cfg!(target_arch = "x86_64") { 5 } else { 4 };
+    if !(code[0] + LEN_BYTES..code[1]).contains(&place) {
+        return None;
+    }
+    // SAFETY: the bytes are of the object's code, which may be read.
+    let call = unsafe { std::slice::from_raw_parts((place - LEN_BYTES) as *const u8, LEN_BYTES) };
+    let [first, second, third, fourth] = *call.last_chunk()?;
+    let called = if cfg!(target_arch = "x86_64") {
+        let by = i32::from_le_bytes([first, second, third, fourth]);
+        (call[0] == 0xe8).then(|| place.wrapping_add_signed(by as isize))
+    } else if cfg!(target_arch = "aarch64") {
+        let word = u32::from_le_bytes([first, second, third, fourth]);
+        let by = ((word << 6) as i32 >> 6) as isize * 4; // in instructions
+        (word >> 26 == 0b100101).then(|| (place - LEN_BYTES).wrapping_add_signed(by))
+    } else {
+        None
+    };
+    called.filter(|called| (code[0]..code[1]).contains(called))
 }
 
 #[cfg(test)]

@@ -65,6 +65,14 @@ pub(super) fn overlay(
 }
 
 impl Library {
+    /// That a template of a label does not fit, or that there is none.
+    pub(crate) fn unfit(&self, label: &str) -> String {
+        match self.templates().any(|template| template.is_labelled(label)) {
+            true => format!("`{label}` does not fit"),
+            false => self.no_template(label),
+        }
+    }
+
     /// That there is no template of a label, and which may be meant.
     pub fn no_template(&self, label: &str) -> String {
         let labels: Vec<String> = self.templates().map(|template| template.label()).collect();

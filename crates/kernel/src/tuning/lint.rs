@@ -1,5 +1,7 @@
 //! Findings in tuning tables that are not errors.
 
+use std::collections::BTreeSet;
+
 use super::table::{Gap, ProvenanceKind, Table, Tokens, TuningRow};
 use super::{BUILT_IN, HeldTable, TuningTables};
 use crate::step::StepKind;
@@ -50,7 +52,9 @@ impl FindingKind {
 
 impl TuningTables {
     /// Everything about the tables that concern these targets.
-    pub fn findings(&self, targets: &[Target]) -> Vec<LintFinding> {
+    ///
+    /// - `all`: the targets that are known. A row of a family is reached if one of them reaches it.
+    pub fn findings(&self, targets: &[Target], all: &[Target]) -> Vec<LintFinding> {
         let concerns = |name: &String| targets.iter().any(|target| target.families().contains(name));
         let placed = |kind: FindingKind, line: String| match line.split_once(": ") {
             Some((place, text)) => LintFinding { kind, place: place.to_owned(), text: text.to_owned() },
@@ -63,9 +67,11 @@ impl TuningTables {
         findings.extend(unread.map(|text| LintFinding { kind: FindingKind::Unread, place: String::new(), text }));
         findings.extend(self.gaps(targets).into_iter().map(|line| placed(FindingKind::Gap, line)));
         let mut seen: Vec<(&TuningRow, bool, Option<String>)> = Vec::new();
-        for target in targets {
+        let concerned: BTreeSet<&str> =
+            targets.iter().flat_map(|target| self.in_order(target)).map(|row| row.place.as_str()).collect();
+        for target in all {
             let order = self.in_order(target);
-            for (i, row) in order.iter().enumerate() {
+            for (i, row) in order.iter().enumerate().filter(|(_, row)| concerned.contains(row.place.as_str())) {
                 let is_reached = is_reached(row, &order[..i]);
                 let beaten = self.beaten(row, &order[i + 1..]);
                 match seen.iter_mut().find(|(known, ..)| known.place == row.place) {
@@ -215,8 +221,6 @@ fn is_reached(row: &TuningRow, earlier: &[&TuningRow]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
     use crate::target;
 
@@ -277,7 +281,8 @@ mod tests {
     fn findings(arch: &str) -> Vec<(FindingKind, String)> {
         let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
         let tables = TuningTables::from_texts(&tables).expect("right");
-        let all = tables.findings(&[Target::gpu(arch).expect("known")]);
+        let targets = [Target::gpu(arch).expect("known")];
+        let all = tables.findings(&targets, &targets);
         all.into_iter().map(|one| (one.kind, one.place)).collect()
     }
 
@@ -303,8 +308,8 @@ mod tests {
 
     fn dominated(tables: &[(&str, String)]) -> Vec<String> {
         let texts: Vec<(&str, &str)> = tables.iter().map(|(name, text)| (*name, text.as_str())).collect();
-        let found =
-            TuningTables::from_texts(&texts).expect("right").findings(&[Target::gpu("gfx1100").expect("known")]);
+        let targets = [Target::gpu("gfx1100").expect("known")];
+        let found = TuningTables::from_texts(&texts).expect("right").findings(&targets, &targets);
         found.iter().filter(|one| one.kind == FindingKind::Dominated).map(|one| one.place.clone()).collect()
     }
 
@@ -350,8 +355,8 @@ mod tests {
         let tables = [("gfx1100", ROWS), ("gfx11", FAMILY), ("generic", GENERIC)];
         let tables = TuningTables::from_texts(&tables).expect("right");
         let targets = ["gfx1100", "gfx1151"].map(|arch| Target::gpu(arch).expect("known"));
-        let is_unreachable = |targets: &[Target]| {
-            let found = tables.findings(targets);
+        let is_unreachable = |all: &[Target]| {
+            let found = tables.findings(&targets[..1], all);
             found.iter().any(|one| (one.kind, one.place.as_str()) == (FindingKind::Unreachable, "gfx11.toml:3"))
         };
         assert!(is_unreachable(&targets[..1]) && !is_unreachable(&targets));
@@ -362,7 +367,7 @@ mod tests {
         let tables = TuningTables::load(&[]).expect("right");
         let archs = target::built_in().into_iter().map(|(arch, _)| arch).filter(|arch| arch.starts_with("gfx"));
         let targets: Vec<Target> = archs.map(|arch| Target::gpu(&arch).expect("known")).collect();
-        assert_eq!(tables.findings(&targets), [], "each row is reached on some chip");
+        assert_eq!(tables.findings(&targets, &targets), [], "each row is reached on some chip");
         let says = |row: &TuningRow| {
             format!("{} {:?} {} {:?} {} {:?}", row.op, row.facts, row.tokens, row.step, row.template, row.params)
         };

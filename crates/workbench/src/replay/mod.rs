@@ -103,11 +103,13 @@ pub enum ReplayError {
     #[error(transparent)]
     Object(#[from] ObjectError),
     /// The device refuses it, or what watches it stopped it.
-    #[error("{error}{}", place.iter().map(|place| format!("\n  the line comes from {place}")).collect::<String>())]
+    #[error("{error}{}", of_line(place.as_ref(), show))]
     Device {
         error: GpuError,
         /// The template's line.
         place: Option<Place>,
+        /// What prints the rendered text.
+        show: String,
     },
     /// The file has another tensor than the kernel asks for.
     #[error("`{name}` has {found} bytes in the file, expected {expected}")]
@@ -140,8 +142,12 @@ impl hint::Hint for ReplayError {
 
 impl From<GpuError> for ReplayError {
     fn from(error: GpuError) -> Self {
-        Self::Device { error, place: None }
+        Self::Device { error, place: None, show: String::new() }
     }
+}
+
+fn of_line(place: Option<&Place>, show: &str) -> String {
+    place.map_or(String::new(), |place| format!("\n  the line comes from {place}\n  `{show}` prints it"))
 }
 
 /// The arguments of a launch on a device.
@@ -182,7 +188,8 @@ pub fn replay(
         let line = if let GpuError::Fault { lines, .. } = &error { lines.first().copied() } else { None };
         let origins = line.and_then(|_| Origins::trace(library, template, &stored.problem, params, target, &kernel));
         let place = line.and_then(|line| origins?.of_line(line as usize).cloned());
-        ReplayError::Device { error, place }
+        let show = check::show_command(&kernel.label, &stored.problem, &kernel.params, target, "--line-numbers");
+        ReplayError::Device { error, place, show }
     };
     let mut launched = Ok(());
     driver.enter(&mut || launched = driver.launch(&loaded, &launch));

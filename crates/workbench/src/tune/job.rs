@@ -120,6 +120,18 @@ impl TuningJob {
         job
     }
 
+    /// Adds the problems of another job. Each is there once.
+    pub fn join(&mut self, other: Self) {
+        let mut places: Vec<usize> = Vec::new();
+        for mut one in other.problems {
+            one.parts = one.parts.iter().map(|part| places[*part]).collect(); // a run's ops come before it
+            let more_nodes = one.n_nodes.saturating_sub(1);
+            one.n_nodes = 0;
+            places.push(self.add(one));
+            self.problems[places[places.len() - 1]].n_nodes += more_nodes;
+        }
+    }
+
     fn add(&mut self, problem: TuningProblem) -> usize {
         let rows = problem.rows;
         let index = self.problems.iter().position(|one| one.problem == problem.problem).unwrap_or_else(|| {

@@ -1,11 +1,13 @@
 //! Rows whose templates render to something else now than what was measured.
 
-use super::job::{Piece, TuningJob};
+use super::job::{Piece, TuningJob, TuningProblem};
 use engine::graph::Rows;
+use format::Dtype;
 use kernel::choice::{Chooser, is_of_a_problem, is_stale, renders_it};
 use kernel::step::StepKind;
 use kernel::template::render::render;
-use kernel::tuning::table::TuningRow;
+use kernel::template::{Precision, Problem};
+use kernel::tuning::table::{Fact, TuningRow};
 
 /// More rows than this are judged for no row that has no end.
 const MOST_ROWS: u32 = 4096;
@@ -50,9 +52,12 @@ pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
         return stale; // what was measured was a GPU's text
     }
     for (problem, asked) in job.problems.iter().enumerate() {
-        let query = asked.problem.query();
+        let (query, identity) = (asked.problem.query(), asked.problem.identity());
         for step in StepKind::ALL {
             for row in chooser.tables().rows_for(chooser.target()).filter(|row| row.applies(&query, step)) {
+                if row.problem.as_ref().is_some_and(|measured| *measured != identity) {
+                    continue; // its source is another problem's
+                }
                 let is_of_no_problem = !is_of_a_problem(row, &asked.problem);
                 let is_known = |Stale { row: known, piece, .. }: &Stale| {
                     let is_same = piece.problem == problem && (piece.step == step || job.step_of_rows(piece).is_none());
@@ -83,4 +88,67 @@ pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
     }
     stale.retain(|one| !is_right.contains(&one.row.place));
     stale
+}
+
+/// Adds the problems to a job on which rows were measured and that it does not have: its own with the sizes, flags and
+/// types that such a row wants. Returns the places of rows of which no such problem is the one that was measured.
+pub fn add_measured(job: &mut TuningJob, chooser: &Chooser) -> Vec<String> {
+    let target = chooser.target();
+    if target.is_simulated {
+        return Vec::new(); // as for `rows`
+    }
+    let mut unknown = Vec::new();
+    for row in chooser.tables().rows_for(target).filter(|row| row.source.is_some()) {
+        let is_its_problem = |problem: &Problem| match &row.problem {
+            Some(measured) => *measured == problem.identity(),
+            None => {
+                let query = problem.query();
+                StepKind::ALL.into_iter().any(|step| row.applies(&query, step))
+            }
+        };
+        let of_op = |one: &&TuningProblem| one.problem.ops.join("+") == row.op;
+        if job.problems.iter().filter(of_op).any(|one| is_its_problem(&one.problem)) {
+            continue;
+        }
+        let like_it = job.problems.iter().filter(of_op).map(|one| TuningProblem {
+            problem: as_wanted(&one.problem, row),
+            parts: Vec::new(),
+            ..one.clone()
+        });
+        let measured: Vec<TuningProblem> = like_it.filter(|one| is_its_problem(&one.problem)).collect();
+        if measured.is_empty() {
+            unknown.push(row.place.clone());
+        }
+        measured.into_iter().for_each(|one| job.join(TuningJob { problems: vec![one], ..TuningJob::default() }));
+    }
+    unknown
+}
+
+/// A problem with the sizes, flags and types that a row wants.
+fn as_wanted(problem: &Problem, row: &TuningRow) -> Problem {
+    let mut problem = problem.clone();
+    for (name, fact) in &row.facts {
+        match fact {
+            Fact::Number(wanted) => {
+                if let (Some(own), Ok(wanted)) = (problem.dims.get_mut(name), u32::try_from(*wanted)) {
+                    *own = wanted;
+                }
+            }
+            Fact::Flag(wanted) => {
+                if let Some(own) = problem.flags.get_mut(name) {
+                    *own = *wanted;
+                }
+            }
+            Fact::Text(wanted) if name == "precision" => {
+                let all = [Precision::F32, Precision::Bf16];
+                problem.precision = all.into_iter().find(|one| one.name() == wanted).unwrap_or(problem.precision);
+            }
+            Fact::Text(wanted) => {
+                if let (Some(own), Some(wanted)) = (problem.dtypes.get_mut(name), Dtype::from_name(wanted)) {
+                    *own = wanted;
+                }
+            }
+        }
+    }
+    problem
 }

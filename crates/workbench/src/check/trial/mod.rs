@@ -10,6 +10,7 @@ use kernel::template::contract::{Access, Arg, ArgDtype, TestShape};
 use kernel::template::{Params, Precision, Problem, Template};
 use kernel::tuning::TuningTables;
 use reference::{self, Case, Outputs, ReferenceError, Tensors};
+use system::units::counted;
 
 /// A grid of parameters up to this many points is run whole.
 pub(crate) const MAX_POINTS: usize = 32;
@@ -185,15 +186,30 @@ fn points(
     points
 }
 
-/// What ran in the place of default parameters that no test allows, and why it does not.
+/// At how many of its shapes default parameters are not allowed, why, and what ran in their place.
 pub(super) fn passed_over(template: &Template, trials: &[Trial], target: &Target, which: &Selection) -> Option<String> {
     if !which.params.is_empty() {
         return None;
     }
-    let why = |trial: &Trial| template.resolve_params(&Params::new(), &trial.problem, target).err();
-    let first = trials.first()?;
-    let refused = why(first).filter(|_| trials.iter().skip(1).all(|trial| why(trial).is_some()))?;
-    Some(format!("the default parameters are passed over: {refused}; ran with {}", list(&first.params)))
+    let (mut shapes, mut refusing) = (BTreeSet::new(), BTreeSet::new());
+    let (mut why, mut ran) = (None, Vec::new());
+    for trial in trials.iter().filter(|trial| !trial.is_varied) {
+        shapes.insert(trial.seed); // each test has its own
+        if let Err(refused) = template.resolve_params(&Params::new(), &trial.problem, target) {
+            refusing.insert(trial.seed);
+            why.get_or_insert(refused);
+            let params = list(&trial.params);
+            if !ran.contains(&params) {
+                ran.push(params);
+            }
+        }
+    }
+    let (why, ran) = (why?, ran.join(" or "));
+    let (at, there) = match (refusing.len(), shapes.len()) {
+        (some, all) if some < all => (format!(" at {some} of {}", counted(all, "shape")), " there"),
+        _ => Default::default(),
+    };
+    Some(format!("the default parameters are passed over{at}: {why}; ran{there} with {ran}"))
 }
 
 /// A test with every combination of the dtypes that the contract allows its arguments.
