@@ -39,7 +39,7 @@ struct Differs {
 }
 
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
-    let setup = Setup::from_args(&args.job, None, output)?;
+    let setup = Setup::from_args(&args.job, None, false, output)?;
     let choosers = [chooser(&args.a, &setup, args)?, chooser(&args.b, &setup, args)?];
     let mut differing: Vec<(Piece, [Candidate; 2])> = Vec::new();
     for piece in setup.all_pieces() {

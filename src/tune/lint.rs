@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use clap::ValueEnum as _;
 
+use super::known;
 use crate::args::source::{SourceArgs, named_target};
 use crate::model_problems::{self, InModel};
 use crate::output::Output;
@@ -16,15 +17,9 @@ use kernel::template::{Precision, Problem};
 use kernel::tuning::lint::{FindingKind, LintFinding};
 use kernel::tuning::table::{Fact, TuningRow};
 use kernel::tuning::{Query, TuningTables};
-use model::checkpoint::Checkpoint;
-use model::checkpoint::encoding::Encoding;
 use model::config::NamedShape;
 use workbench::tune::alone::Alone;
-use workbench::tune::job::TuningJob;
 use workbench::tune::stale;
-
-/// Positions that a row sees, as `tune` has it.
-const CONTEXT: u32 = 1024;
 
 /// List gaps, overlaps, and tuning rows that are unused, unreachable, beaten or stale
 #[derive(clap::Args)]
@@ -97,15 +92,7 @@ impl Args {
         }
         let chooser = Chooser::new(self.source.library()?, tables.clone(), target.clone())?;
         let library = chooser.library();
-        let mut job = TuningJob::default();
-        for &shape in NamedShape::value_variants() {
-            for (precision, encoding) in [(Precision::Bf16, Encoding::default()), (Precision::F32, Encoding::F32)] {
-                let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
-                // Contracts of one's own may have other names: what is wrong with them is told elsewhere.
-                let Ok(graph) = model_problems::graph(&checkpoint, precision, target, library) else { continue };
-                job.join(TuningJob::from_graph(&graph, &library.fusions(target), CONTEXT, 0));
-            }
-        }
+        let mut job = known::problems(library, target)?;
         let unknown = stale::add_measured(&mut job, &chooser);
         let mut told: Vec<(&str, String, String)> = Vec::new();
         for one in stale::rows(&job, &chooser) {
@@ -172,30 +159,25 @@ fn only_fused(source: &SourceArgs, tables: &TuningTables, target: &Target) -> an
         return Ok(Vec::new());
     }
     let chooser = Chooser::new(source.library()?, tables.clone(), target.clone())?;
-    for &shape in NamedShape::value_variants() {
-        for (precision, encoding) in [(Precision::Bf16, Encoding::default()), (Precision::F32, Encoding::F32)] {
-            let checkpoint = Checkpoint::random(shape.config(Some(2)), encoding, 0)?;
-            // Contracts of one's own may have other names: what is wrong with them is told elsewhere.
-            let Ok(graph) = model_problems::graph(&checkpoint, precision, target, chooser.library()) else { continue };
-            let applies = |row: &TuningRow, problem: &Problem| {
-                StepKind::ALL.into_iter().any(|step| row.applies(&problem.query(), step))
-            };
-            let is_asked_for = |row: &TuningRow| graph.nodes.iter().any(|node| applies(row, &node.problem));
-            if !open.iter().any(|(row, _)| is_asked_for(row)) {
-                continue;
-            }
-            let Ok(alone) = Alone::new(&graph, &chooser) else { continue };
-            // Once a row runs somewhere, nothing is left to find out about it.
-            open.retain_mut(|(row, is_fused)| {
-                let last = row.tokens.last.map_or(usize::MAX, |last| last as usize);
-                let first = row.tokens.first as usize;
-                let runs = StepKind::ALL
-                    .into_iter()
-                    .any(|step| alone.has(|one| row.applies(&one.query(), step), Some(step), first, last));
-                *is_fused |= is_asked_for(row);
-                !runs
-            });
+    for graph in known::graphs(chooser.library(), target)? {
+        let applies = |row: &TuningRow, problem: &Problem| {
+            StepKind::ALL.into_iter().any(|step| row.applies(&problem.query(), step))
+        };
+        let is_asked_for = |row: &TuningRow| graph.nodes.iter().any(|node| applies(row, &node.problem));
+        if !open.iter().any(|(row, _)| is_asked_for(row)) {
+            continue;
         }
+        let Ok(alone) = Alone::new(&graph, &chooser) else { continue };
+        // Once a row runs somewhere, nothing is left to find out about it.
+        open.retain_mut(|(row, is_fused)| {
+            let last = row.tokens.last.map_or(usize::MAX, |last| last as usize);
+            let first = row.tokens.first as usize;
+            let runs = StepKind::ALL
+                .into_iter()
+                .any(|step| alone.has(|one| row.applies(&one.query(), step), Some(step), first, last));
+            *is_fused |= is_asked_for(row);
+            !runs
+        });
     }
     let n_models = NamedShape::value_variants().len();
     let told = open.into_iter().filter(|(_, is_fused)| *is_fused).map(|(row, _)| LintFinding {

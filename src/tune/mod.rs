@@ -8,6 +8,7 @@
 mod all;
 mod diff;
 mod gate;
+mod known;
 mod lint;
 mod plot;
 mod progress;
@@ -104,9 +105,9 @@ pub(super) struct JobArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     variant: Vec<String>,
 
-    /// The model whose forward pass is tuned
-    #[arg(long, value_enum, visible_alias = "shape", default_value = "gpt-oss-20b")]
-    model: NamedShape,
+    /// The model whose forward pass is tuned [default: gpt-oss-20b; with --stale the rows of all these models]
+    #[arg(long, value_enum, visible_alias = "shape")]
+    model: Option<NamedShape>,
 
     /// Only the first N layers in whole steps
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
@@ -227,7 +228,7 @@ pub(crate) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         std::fs::create_dir_all(folder)?;
     }
     let plot = args.svg.as_deref().map(|path| OutputFile::create(path, "a plot")).transpose()?;
-    let setup = Setup::from_args(&args.job, args.checkpoint.as_deref(), output)?;
+    let setup = Setup::from_args(&args.job, args.checkpoint.as_deref(), args.stale, output)?;
     if args.stale && setup.stale().is_empty() {
         output.note(&format!("no row for {} is stale", setup.target().id()));
         return Ok(());

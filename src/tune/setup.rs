@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Args, JobArgs};
+use super::{Args, JobArgs, known};
 use crate::TUNE_WORKER;
 use crate::args::source::{SourceArgs, named_target};
 use crate::output::Output;
@@ -27,6 +27,7 @@ use kernel::tuning::table::ProvenanceKind;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
+use model::config::NamedShape;
 use model::hub;
 use system::bounded_process::this_program;
 use workbench::tune::alone::Alone;
@@ -94,15 +95,26 @@ impl<'a> Judging<'a> {
 }
 
 impl Setup {
-    /// Opens what the command line names.
-    pub(crate) fn from_args(args: &JobArgs, checkpoint: Option<&Path>, output: &Output) -> anyhow::Result<Self> {
+    /// Opens what the command line names. With `of_rows` the problems are those of all rows, unless one model or a
+    /// type is named.
+    pub(crate) fn from_args(
+        args: &JobArgs,
+        checkpoint: Option<&Path>,
+        of_rows: bool,
+        output: &Output,
+    ) -> anyhow::Result<Self> {
+        let is_of_one = checkpoint.is_some() || args.model.is_some() || !args.dtype.is_empty();
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
-        let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
+        let (mut job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let known = if args.generic { tables.generic(&target) } else { tables.clone() };
         let chooser = Chooser::new(args.source.library()?, known, target)?;
         let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
+        if of_rows && !is_of_one {
+            job.join(known::problems(chooser.library(), chooser.target())?);
+            stale::add_measured(&mut job, &chooser);
+        }
         let (job, mut which) = args.narrow(job)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
@@ -348,7 +360,10 @@ impl JobArgs {
                     Some(Precision::F32) => Encoding::F32,
                     _ => Encoding::default(),
                 };
-                let config = self.model.config(self.layers.map(|layers| layers as usize));
+                let config = self
+                    .model
+                    .unwrap_or_else(NamedShape::gpt_oss_20b)
+                    .config(self.layers.map(|layers| layers as usize));
                 Checkpoint::random(config, encoding, SEED)?
             }
         };

@@ -12,8 +12,9 @@ use kernel::tuning::TuningTables;
 use serde_json::Value;
 use workbench::tune::stale::{self, Stale};
 
-use super::tuner::World;
+use super::{predict, tuner::World};
 use crate::fixtures::program::run;
+use crate::object::hiprtc;
 
 /// A row of the host for any problem of f32, with more lines.
 fn row(lines: &str) -> String {
@@ -121,4 +122,43 @@ fn a_source_without_its_problem_is_told_by_lint_and_by_the_plan() {
     };
     // Two kinds of layers and two of steps.
     assert_eq!((plan("gfx1100"), plan("sim:gfx1100")), (4, 0));
+}
+
+#[test]
+fn a_row_is_judged_anew_for_every_known_model_and_only_where_no_other_row_decides() {
+    if hiprtc::compiler().is_none() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let rows = [
+        ("hidden_size = 4096", "1+", 256), // Llama's, and of other models than the default
+        ("hidden_size = 2880", "33+", 256),
+        ("hidden_size = 2880, scale = \"bf16\"", "300-400", 512),
+    ];
+    let row = |(wants, tokens, block_size): (&str, &str, u32)| {
+        format!(
+            "[[rows]]\nop = \"rmsnorm\"\nwhere = {{ {wants}, precision = \"bf16\" }}\ntokens = \"{tokens}\"\n\
+             use = \"rmsnorm/row\"\nparams = {{ block_size = {block_size} }}\nprovenance = \"mine\"\n\
+             source = \"{}\"\n",
+            "0".repeat(64)
+        )
+    };
+    let table = "provenance.mine = { kind = \"predicted\", date = \"2026-11-28\", method = \"a test\" }\n".to_owned()
+        + &rows.map(row).concat();
+    let path = folder.path().join("gfx1100.toml");
+    fs::write(&path, table).expect("written");
+    let tables = folder.path().to_str().expect("a name");
+    let job = ["tune", "--stale", "--arch", "gfx1100", "--op", "rmsnorm", "--most", "1", "--tuning", tables, "--write"];
+    predict::run(&job).ok();
+
+    let written: toml::Table = fs::read_to_string(&path).expect("there").parse().expect("a table");
+    let rows = written["rows"].as_array().expect("rows").iter().filter(|row| row.get("timed_at").is_some());
+    let of = |row: &toml::Value| {
+        let number = |value: &toml::Value| value.as_integer().expect("a number");
+        let text = |value: &toml::Value| value.as_str().expect("text").to_owned();
+        (number(&row["where"]["hidden_size"]), text(&row["tokens"]), number(&row["params"]["block_size"]))
+    };
+    let found: Vec<(i64, String, i64)> = rows.map(of).collect();
+    // The two of 2,880 choose alike, so they are one; what lies behind 400 was judged nowhere.
+    assert_eq!(found, [(2880, "33-400".into(), 256), (4096, "1+".into(), 256)]);
 }

@@ -292,7 +292,11 @@ impl Tuner<'_> {
         let ranking = self.chooser.ranking(problem, n_rows, piece.step)?;
         let first = &ranking.choices[0];
         let row = match &first.why {
-            Why::Row(row) => Some(row.as_ref().clone()),
+            Why::Row(row) => {
+                let mut row = row.as_ref().clone();
+                row.tokens = self.decided_by(&row, piece);
+                Some(row)
+            }
             Why::Priority(_) => ranking.rows.first().filter(|row| row.template == APART).cloned(),
         };
         let tuned = Tuned {
@@ -307,6 +311,22 @@ impl Tuner<'_> {
             entries: Vec::new(),
         };
         Ok((tuned, ranking.choices))
+    }
+
+    /// The numbers of rows around a piece's own at which a row decides: of its range without what other rows decide.
+    fn decided_by(&self, row: &TuningRow, piece: &Piece) -> Tokens {
+        let problem = &self.job.problems[piece.problem].problem;
+        let is_others = |n_rows: &u32| {
+            let ranking = self.chooser.ranking(problem, *n_rows as usize, piece.step);
+            ranking.is_ok_and(|ranking| ranking.row().is_none_or(|other| other.place != row.place))
+        };
+        let starts = self.chooser.bucket_starts(problem, piece.step);
+        let starts = starts.into_iter().filter_map(|start| u32::try_from(start).ok());
+        let (before, behind): (Vec<u32>, Vec<u32>) = starts.partition(|start| *start <= piece.n_tokens);
+        // What lies before a start is of one row.
+        let first = before.into_iter().rev().find(|start| *start == row.tokens.first || is_others(&(start - 1)));
+        let last = behind.into_iter().find(is_others).map(|start| start - 1);
+        Tokens { first: first.unwrap_or(row.tokens.first), last: last.or(row.tokens.last) }
     }
 
     /// Holds the best, and some that are known, against each other.
