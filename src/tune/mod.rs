@@ -294,7 +294,7 @@ pub(super) fn work(args: &Args) -> anyhow::Result<()> {
             return Err(UsageError("no kernels run for `lint` and `rekey`".into()).into());
         }
     };
-    setup::work(job, checkpoint)
+    setup::work(job, checkpoint, args.stale)
 }
 
 impl Args {

@@ -27,7 +27,6 @@ use kernel::tuning::table::ProvenanceKind;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
 use model::checkpoint::layout::Layout;
-use model::config::NamedShape;
 use model::hub;
 use system::bounded_process::this_program;
 use workbench::tune::alone::Alone;
@@ -95,27 +94,21 @@ impl<'a> Judging<'a> {
 }
 
 impl Setup {
-    /// Opens what the command line names. With `of_rows` the problems are those of all rows, unless one model or a
-    /// type is named.
+    /// Opens what the command line names; `of_rows` as for [`JobArgs::with_rows`].
     pub(crate) fn from_args(
         args: &JobArgs,
         checkpoint: Option<&Path>,
         of_rows: bool,
         output: &Output,
     ) -> anyhow::Result<Self> {
-        let is_of_one = checkpoint.is_some() || args.model.is_some() || !args.dtype.is_empty();
+        let is_file = checkpoint.is_some();
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
         let (precision, checkpoint) = args.checkpoint(checkpoint)?;
-        let (mut job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
-        let known = if args.generic { tables.generic(&target) } else { tables.clone() };
-        let chooser = Chooser::new(args.source.library()?, known, target)?;
+        let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
+        let chooser = args.chooser(&tables, target)?;
         let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
-        if of_rows && !is_of_one {
-            job.join(known::problems(chooser.library(), chooser.target())?);
-            stale::add_measured(&mut job, &chooser);
-        }
-        let (job, mut which) = args.narrow(job)?;
+        let (job, mut which) = args.narrow(args.with_rows(job, of_rows && !is_file, &chooser)?)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
             let problem = &job.problems[i].problem;
@@ -309,11 +302,14 @@ impl Setup {
 }
 
 /// Runs kernels for a parent, of the same job.
-pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>) -> anyhow::Result<()> {
+pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>, of_rows: bool) -> anyhow::Result<()> {
+    let is_file = checkpoint.is_some();
     let tables = args.source.tables()?;
     let (target, driver) = args.open(&tables)?;
     let (precision, checkpoint) = args.checkpoint(checkpoint)?;
-    let (job, _) = args.narrow(args.job(&checkpoint, precision, &target, &tables)?.0)?;
+    let (job, _) = args.job(&checkpoint, precision, &target, &tables)?;
+    let chooser = args.chooser(&tables, target.clone())?;
+    let (job, _) = args.narrow(args.with_rows(job, of_rows && !is_file, &chooser)?)?;
     let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?.without_bundles(), driver)?;
     Ok(workbench::tune::worker::run(&job, &pipeline)?)
 }
@@ -360,10 +356,7 @@ impl JobArgs {
                     Some(Precision::F32) => Encoding::F32,
                     _ => Encoding::default(),
                 };
-                let config = self
-                    .model
-                    .unwrap_or_else(NamedShape::gpt_oss_20b)
-                    .config(self.layers.map(|layers| layers as usize));
+                let config = self.model.unwrap_or_default().config(self.layers.map(|layers| layers as usize));
                 Checkpoint::random(config, encoding, SEED)?
             }
         };
@@ -399,6 +392,20 @@ impl JobArgs {
         let product = tables.facts(&target.arch).and_then(|facts| facts.product.as_ref());
         let cache_bytes = product.and_then(|product| product.cache_bytes).unwrap_or(CACHE_BYTES);
         Ok((TuningJob::from_graph(&graph, &fusions, self.context, cache_bytes), graph))
+    }
+
+    fn chooser(&self, tables: &TuningTables, target: Target) -> anyhow::Result<Chooser> {
+        let known = if self.generic { tables.generic(&target) } else { tables.clone() };
+        Ok(Chooser::new(self.source.library()?, known, target)?)
+    }
+
+    /// The job; with `of_rows` also the problems of all rows and of all known models, unless a model or type is named.
+    fn with_rows(&self, mut job: TuningJob, of_rows: bool, chooser: &Chooser) -> anyhow::Result<TuningJob> {
+        if of_rows && self.model.is_none() && self.dtype.is_empty() {
+            job.join(known::problems(chooser.library(), chooser.target())?);
+            stale::add_measured(&mut job, chooser);
+        }
+        Ok(job)
     }
 
     /// The job with the element types that were asked for, and which of its problems are tuned.

@@ -162,3 +162,29 @@ fn a_row_is_judged_anew_for_every_known_model_and_only_where_no_other_row_decide
     // The two of 2,880 choose alike, so they are one; what lies behind 400 was judged nowhere.
     assert_eq!(found, [(2880, "33-400".into(), 256), (4096, "1+".into(), 256)]);
 }
+
+#[test]
+fn a_row_of_another_model_is_measured_anew_by_the_process_that_measures() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let table = row(&format!("source = \"{}\"\n", "0".repeat(64)))
+        .replace("precision", "hidden_size = 1024, precision") // Qwen3-0.6B's
+        .replace("linear/dot", "rmsnorm/rows")
+        .replace("\"linear\"", "\"rmsnorm\"")
+        .replace("3-8", "3");
+    fs::write(folder.path().join("host.toml"), table).expect("written");
+    let (tables, journal) = (folder.path().to_str().expect("a name"), folder.path().join("journal"));
+    let job = ["tune", "--stale", "--device", "cpu", "--op", "rmsnorm", "--most", "1", "--tuning", tables, "--write"];
+    run(&[&job[..], &["--journal", journal.to_str().expect("a name")]].concat()).ok();
+
+    let files = fs::read_dir(folder.path()).expect("a folder").map(|file| file.expect("an entry").path());
+    let written: Vec<String> = files
+        .filter(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("x86-64")))
+        .map(|path| fs::read_to_string(path).expect("text"))
+        .collect();
+    let [table] = &written[..] else { panic!("{written:?}") };
+    let table: toml::Table = table.parse().expect("a table");
+    let [row] = &table["rows"].as_array().expect("rows")[..] else { panic!("{table}") };
+    assert_eq!(row["where"]["hidden_size"].as_integer(), Some(1024));
+    assert_eq!(row["timed_at"].as_integer(), Some(3));
+    assert!(row["time_us"].as_float().is_some_and(|us| us > 0.0), "{row}");
+}

@@ -386,6 +386,13 @@ pub struct NamedShape {
     shape: &'static Shape,
 }
 
+/// [`NamedShape::gpt_oss_20b`].
+impl Default for NamedShape {
+    fn default() -> Self {
+        Self::gpt_oss_20b()
+    }
+}
+
 impl NamedShape {
     /// gpt-oss-20b; where a file of one's own stands before the built-in one and has no such model, the first that is
     /// known.
