@@ -22,7 +22,7 @@ use kernel::tuning::edit::NewRow;
 use kernel::tuning::table::{APART, ProvenanceKind};
 use system::bounded_process::this_program;
 use workbench::check::parent::Children;
-use workbench::check::{Checker, Selection};
+use workbench::check::{Checked, Checker, Selection};
 use workbench::tune::journal::{Journal, Key};
 use workbench::tune::judge::{Reason, Verdict};
 use workbench::tune::tuner::Tuned;
@@ -195,12 +195,12 @@ impl Gate<'_> {
         let (library, store, target) = (self.setup.chooser.library(), &self.setup.store, &self.simulated);
         let checker = Checker { library, target, store, runner: None, compute_unit: None };
         let checked = checker.check_in_children(&selection, &children, &mut |_| ())?;
-        let unknown = checked.iter().find_map(|one| one.unknown.clone());
+        let not_run = checked.iter().find_map(Checked::not_run);
         let failures = || checked.iter().flat_map(|one| &one.failures);
         let wrong = failures().find(|failure| failure.wrong.is_of_the_kernel());
-        let finding = match (wrong, unknown, failures().next()) {
+        let finding = match (wrong, not_run, failures().next()) {
             (Some(failure), ..) => Finding::Wrong(failure.to_string()),
-            (None, Some(unknown), _) => Finding::Unchecked(unknown.text),
+            (None, Some(why), _) => Finding::Unchecked(why),
             (None, None, Some(failure)) => Finding::Unchecked(failure.to_string()),
             (None, None, None) if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
             (None, None, None) if self.is_over() => return no_time(),
