@@ -150,7 +150,8 @@ impl Gate<'_> {
 
     /// Runs it on its test shapes with the row's parameters, unless the journal has what came of that.
     fn run(&mut self, row: &NewRow, problem: &Problem, evidence: &str) -> anyhow::Result<Finding> {
-        let about = json!({ "simulator": self.simulated.id(), "template": row.template, "params": row.params });
+        let simulator = format!("sim:{}", self.simulated.arch);
+        let about = json!({ "simulator": simulator, "template": row.template, "params": row.params });
         // Parameters may be of the launch alone, and not in the text.
         let key = about.to_string();
         let about = about.as_object().expect("it is one").clone();
@@ -169,7 +170,7 @@ impl Gate<'_> {
         let (op, variant) = row.template.split_once('/').unwrap_or((&row.template, ""));
         let source = &self.setup.args().source;
         let mut words: Vec<OsString> = vec![CHECK_WORKER.into(), "kernels".into(), "check".into()];
-        words.extend(["--arch".into(), self.simulated.id().into(), "--op".into(), op.into()]);
+        words.extend(["--arch".into(), simulator.into(), "--op".into(), op.into()]);
         words.extend(["--variant".into(), variant.into(), "--tuned=false".into()]);
         words.push(format!("--within={SECONDS}").into());
         for (flag, folder) in [("--templates", &source.templates), ("--tuning", &source.tuning)] {
