@@ -19,6 +19,7 @@ mod gpu_links;
 mod inspect;
 mod kernel_table;
 mod kernels;
+mod known_models;
 mod log;
 mod logits;
 mod man;

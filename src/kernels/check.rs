@@ -164,7 +164,7 @@ struct CheckRow {
     not_tried: usize,
     #[serde(skip)]
     idle: Option<String>,
-    /// Why kernels were compiled and not run, where they were to be run.
+    /// Why kernels, or lines of them, were not run that were to be run.
     not_run: Option<String>,
     /// Defaults that were passed over, a tolerance that is looser than the op's.
     notes: Vec<String>,
@@ -358,13 +358,22 @@ fn broken(library: &Library, args: &CheckArgs) -> impl Iterator<Item = Broken> {
 
 impl CheckRow {
     fn new(checked: Checked, is_simulated: bool, compute_unit: Option<ComputeUnit>, memory: bool) -> Self {
-        let status = match (checked.is_right(), checked.ran && checked.unknown.is_none(), is_simulated) {
-            (false, ..) => "wrong",
-            (true, true, true) => "ok, simulated",
-            (true, true, false) => "ok",
-            (true, false, _) if checked.unknown.as_ref().is_some_and(|unknown| !unknown.is_compiled) => "not run",
-            (true, false, _) => "compiled, not run",
+        let is_whole = checked.ran && checked.unknown.is_none() && checked.unseen.is_empty();
+        // Whether a compiler for the GPU took what was not run.
+        let is_compiled = match &checked.unknown {
+            Some(unknown) => unknown.is_compiled,
+            None => is_simulated || !checked.ran,
         };
+        let status = match (checked.is_right(), is_whole) {
+            (false, _) => "wrong",
+            (true, true) if is_simulated => "ok, simulated",
+            (true, true) => "ok",
+            (true, false) if is_compiled => "compiled, not run",
+            (true, false) => "not run",
+        };
+        let not_run = checked.not_run();
+        let mut lines = checked.lines;
+        lines.retain(|line, _| !checked.unseen.has(*line)); // nobody could have seen them run
         let n_wrong = checked.failures.iter().filter(|failure| !failure.wrong.is_different()).count();
         // Of kernels that were never compared there is no error to tell.
         let worst = Some(checked.worst).filter(|worst| checked.ran && (checked.n_cases > n_wrong || *worst > 0.0));
@@ -381,10 +390,10 @@ impl CheckRow {
             status,
             failures: checked.failures.iter().map(ToString::to_string).collect(),
             not_tried: checked.n_untried,
-            lines: checked.lines.len(),
-            lines_not_run: checked.lines.iter().filter(|(_, ran)| !**ran).map(|(line, _)| *line).collect(),
-            idle: coverage::told(&checked.lines),
-            not_run: checked.unknown.map(|unknown| unknown.text),
+            lines: lines.len(),
+            lines_not_run: coverage::idle(&lines),
+            idle: coverage::told(&lines),
+            not_run,
             notes: checked.notes,
             memory: memory.then(|| MemoryRow::all(&checked.traffic)),
             op: checked.op,
@@ -406,7 +415,7 @@ impl CheckRow {
             cells.extend(self.uses.as_ref().map_or_else(|| vec!["-".into(); 4], UsesRow::cells));
         }
         let idle = self.idle.as_ref().filter(|_| self.failures.is_empty());
-        let mut why = self.not_run.as_ref().or(idle).map_or(String::new(), |why| format!("; {why}"));
+        let mut why: String = self.not_run.iter().chain(idle).map(|why| format!("; {why}")).collect();
         if self.not_tried > 0 {
             why += &format!("; no time for {} more kernels", self.not_tried);
         }

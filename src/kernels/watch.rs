@@ -223,7 +223,9 @@ impl Watch<'_> {
             _ => "at none of the model's shapes".to_owned(),
         };
         let worst = checked.iter().map(|checked| checked.worst).fold(0.0, f64::max);
-        Ok(format!("right ({:.0} % of tolerance), {times}", 100.0 * worst))
+        let unseen = checked.iter().find_map(|one| one.unseen.told());
+        let unseen = unseen.map_or(String::new(), |why| format!("; not all of it ran: {why}"));
+        Ok(format!("right ({:.0} % of tolerance), {times}{unseen}", 100.0 * worst))
     }
 
     /// The cases that are most likely to fail, in processes of their own, one for each precision.

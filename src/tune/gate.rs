@@ -22,7 +22,7 @@ use kernel::tuning::edit::NewRow;
 use kernel::tuning::table::{APART, ProvenanceKind};
 use system::bounded_process::this_program;
 use workbench::check::parent::Children;
-use workbench::check::{Checker, Selection};
+use workbench::check::{Checked, Checker, Selection};
 use workbench::tune::journal::{Journal, Key};
 use workbench::tune::judge::{Reason, Verdict};
 use workbench::tune::tuner::Tuned;
@@ -150,7 +150,8 @@ impl Gate<'_> {
 
     /// Runs it on its test shapes with the row's parameters, unless the journal has what came of that.
     fn run(&mut self, row: &NewRow, problem: &Problem, evidence: &str) -> anyhow::Result<Finding> {
-        let about = json!({ "simulator": self.simulated.id(), "template": row.template, "params": row.params });
+        let simulator = format!("sim:{}", self.simulated.arch);
+        let about = json!({ "simulator": simulator, "template": row.template, "params": row.params });
         // Parameters may be of the launch alone, and not in the text.
         let key = about.to_string();
         let about = about.as_object().expect("it is one").clone();
@@ -169,7 +170,7 @@ impl Gate<'_> {
         let (op, variant) = row.template.split_once('/').unwrap_or((&row.template, ""));
         let source = &self.setup.args().source;
         let mut words: Vec<OsString> = vec![CHECK_WORKER.into(), "kernels".into(), "check".into()];
-        words.extend(["--arch".into(), self.simulated.id().into(), "--op".into(), op.into()]);
+        words.extend(["--arch".into(), simulator.into(), "--op".into(), op.into()]);
         words.extend(["--variant".into(), variant.into(), "--tuned=false".into()]);
         words.push(format!("--within={SECONDS}").into());
         for (flag, folder) in [("--templates", &source.templates), ("--tuning", &source.tuning)] {
@@ -195,12 +196,12 @@ impl Gate<'_> {
         let (library, store, target) = (self.setup.chooser.library(), &self.setup.store, &self.simulated);
         let checker = Checker { library, target, store, runner: None, compute_unit: None };
         let checked = checker.check_in_children(&selection, &children, &mut |_| ())?;
-        let unknown = checked.iter().find_map(|one| one.unknown.clone());
+        let not_run = checked.iter().find_map(Checked::not_run);
         let failures = || checked.iter().flat_map(|one| &one.failures);
         let wrong = failures().find(|failure| failure.wrong.is_of_the_kernel());
-        let finding = match (wrong, unknown, failures().next()) {
+        let finding = match (wrong, not_run, failures().next()) {
             (Some(failure), ..) => Finding::Wrong(failure.to_string()),
-            (None, Some(unknown), _) => Finding::Unchecked(unknown.text),
+            (None, Some(why), _) => Finding::Unchecked(why),
             (None, None, Some(failure)) => Finding::Unchecked(failure.to_string()),
             (None, None, None) if checked.iter().any(|one| one.n_cases > 0) => Finding::Right,
             (None, None, None) if self.is_over() => return no_time(),

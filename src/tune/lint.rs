@@ -1,23 +1,15 @@
 //! `tune lint`: rows of tables that deserve a look.
 
-use std::collections::BTreeSet;
+use std::fmt;
 
-use clap::ValueEnum as _;
-
-use super::known;
 use crate::args::source::{SourceArgs, named_target};
-use crate::model_problems::{self, InModel};
+use crate::known_models::{self, Asked, KnownModels};
 use crate::output::Output;
-use format::Dtype;
-use kernel::choice::{Chooser, misplaced};
+use kernel::choice::{Chooser, useless};
 use kernel::step::StepKind;
 use kernel::target::{self, Target};
-use kernel::template::library::Library;
-use kernel::template::{Precision, Problem};
 use kernel::tuning::lint::{FindingKind, LintFinding};
-use kernel::tuning::table::{Fact, TuningRow};
-use kernel::tuning::{Query, TuningTables};
-use model::config::NamedShape;
+use kernel::tuning::table::TuningRow;
 use workbench::tune::alone::Alone;
 use workbench::tune::stale;
 
@@ -32,14 +24,39 @@ pub(super) struct Args {
     arch: Option<String>,
 }
 
-/// Tables that no command can use.
+/// Tables and rows that no command can use.
 #[derive(Debug, thiserror::Error)]
-#[error("tables that cannot be used: {n}")]
-struct Broken {
-    n: usize,
+struct Unusable {
+    n_tables: usize,
+    n_rows: usize,
 }
 
-/// Runs the command: findings are its result, tables that cannot be read an error.
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.n_tables, self.n_rows) {
+            (tables, 0) => write!(f, "tables that cannot be used: {tables}"),
+            (0, rows) => write!(f, "tuning rows that cannot be used: {rows}"),
+            (tables, rows) => write!(f, "tables that cannot be used: {tables}; tuning rows: {rows}"),
+        }
+    }
+}
+
+impl Unusable {
+    /// The verdict on findings.
+    fn of(findings: &[LintFinding]) -> anyhow::Result<()> {
+        let count = |kind: FindingKind| findings.iter().filter(|one| one.kind == kind).count();
+        let all = Self { n_tables: count(FindingKind::Broken), n_rows: count(FindingKind::Unusable) };
+        if all.n_tables + all.n_rows > 0 { Err(all.into()) } else { Ok(()) }
+    }
+}
+
+/// A target with what its rows are held against.
+struct Judged {
+    chooser: Chooser,
+    models: KnownModels,
+}
+
+/// Runs the command: findings are its result; tables and rows that cannot be used are an error, too.
 pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     let tables = args.source.tables()?;
     let library = args.source.library()?;
@@ -54,16 +71,29 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
         all.push(targets[0].clone());
     }
     let mut findings: Vec<LintFinding> = tables.findings(&targets, &all);
-    findings.extend(misplaced(&library, &tables, &targets));
+    findings.extend(useless::unusable(&library, &tables, &targets, &all));
+    let mut stale = Vec::new();
     for target in &targets {
-        findings.extend(of_no_model(&library, &tables, target)?);
-        findings.extend(only_fused(&args.source, &tables, target)?);
+        let own = known_models::own(tables.rows_for(target));
+        let asks_for_stale = args.arch.is_some() && tables.rows_for(target).any(|row| row.source.is_some());
+        if own.is_empty() && !asks_for_stale {
+            continue;
+        }
+        let chooser = Chooser::unchecked(args.source.library()?, tables.clone(), target.clone());
+        let judged = Judged { models: KnownModels::new(chooser.library(), target)?, chooser };
+        let known: Vec<String> =
+            findings.iter().filter(|one| one.kind.is_error()).map(|one| one.place.clone()).collect();
+        let own: Vec<&TuningRow> = own.into_iter().filter(|row| !known.contains(&row.place)).collect();
+        findings.extend(judged.of_no_model(&own));
+        findings.extend(judged.only_fused(&own));
+        findings.extend(judged.refused(&own));
+        if asks_for_stale {
+            stale = judged.stale();
+        }
     }
     findings.sort();
     findings.dedup();
-    let n = findings.iter().filter(|one| one.kind == FindingKind::Broken).count();
-    let verdict = if n > 0 { Err(Broken { n }.into()) } else { Ok(()) };
-    let stale = args.arch.as_ref().map(|_| args.stale(&tables, &targets[0])).transpose()?.unwrap_or_default();
+    let verdict = Unusable::of(&findings);
     let all = findings.into_iter().map(|one| (one.kind.name(), one.place, one.text));
     let findings: Vec<(&str, String, String)> = all.chain(stale).collect();
     if output.is_json() {
@@ -83,19 +113,15 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     verdict
 }
 
-impl Args {
+impl Judged {
     /// The rows whose templates render to something else now, and those of which nothing says whether they do, with
     /// what to do.
-    fn stale(&self, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<(&'static str, String, String)>> {
-        if tables.rows_for(target).all(|row| row.source.is_none()) {
-            return Ok(Vec::new());
-        }
-        let chooser = Chooser::new(self.source.library()?, tables.clone(), target.clone())?;
-        let library = chooser.library();
-        let mut job = known::problems(library, target)?;
-        let unknown = stale::add_measured(&mut job, &chooser);
+    fn stale(&self) -> Vec<(&'static str, String, String)> {
+        let Self { chooser, models } = self;
+        let mut job = models.job();
+        let unknown = stale::add_measured(&mut job, chooser);
         let mut told: Vec<(&str, String, String)> = Vec::new();
-        for one in stale::rows(&job, &chooser) {
+        for one in stale::rows(&job, chooser) {
             if told.iter().any(|(_, place, _)| *place == one.row.place) {
                 continue; // each of its problems is one
             }
@@ -106,102 +132,74 @@ impl Args {
                      measured"
                 }
             };
-            let cure = format!("`gptoss-jit tune --stale --arch {}` judges it anew", target.arch);
+            let cure = format!("`gptoss-jit tune --stale --arch {}` judges it anew", chooser.target().arch);
             told.push(("stale", one.row.place, format!("{what}: {cure}")));
         }
-        let n_models = NamedShape::value_variants().len();
+        let n_models = KnownModels::count();
         let text = format!(
             "it was measured on a problem that none of the {n_models} models known by name has and that its `where` \
              does not describe: nothing says whether it is stale. After a new dim or flag of a contract, \
              `gptoss-jit tune rekey` renews its `problem`"
         );
         told.extend(unknown.into_iter().map(|place| ("unknown", place, text.clone())));
-        Ok(told)
+        told
     }
-}
 
-/// Rows of folders for problems that no model has which is known by name. Those that are built in are of others too.
-fn of_no_model(library: &Library, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<LintFinding>> {
-    let own = tables.rows_for(target).filter(|row| !row.place.starts_with("<built in>"));
-    let own: Vec<_> = own.filter(|row| !row.facts.is_empty()).collect();
-    let mut asked: Vec<Query> = Vec::new();
-    let ops: BTreeSet<&str> = own.iter().map(|row| row.op.as_str()).collect();
-    let fusions = library.fusions(target);
-    for op in ops {
-        for &shape in NamedShape::value_variants() {
-            for precision in [Precision::F32, Precision::Bf16] {
-                // An op that no contract describes is told elsewhere.
-                let Ok(all) = model_problems::list(op, shape, precision, target, library, &fusions) else { continue };
-                asked.extend(all.into_iter().map(|InModel { problem, .. }| problem.query()));
+    /// Rows for problems that no model has which is known by name. Those that are built in are of others too.
+    fn of_no_model(&self, own: &[&TuningRow]) -> Vec<LintFinding> {
+        let own = own.iter().filter(|row| !row.facts.is_empty() || row.op.contains('+'));
+        let told = own.filter_map(|row| Some((row, self.models.unasked(row)?)));
+        told.map(|(row, text)| finding(FindingKind::NotAskedFor, row, text)).collect()
+    }
+
+    /// Rows that apply to problems of models, and that none of these follows.
+    fn refused(&self, own: &[&TuningRow]) -> Vec<LintFinding> {
+        let refused = own.iter().filter_map(|row| {
+            let mut why = None;
+            for problem in self.models.asking(row) {
+                let passed_over = self.chooser.passes_over(row, &problem)?;
+                why.get_or_insert(passed_over);
             }
-        }
-    }
-    let is_asked_for = |row: &&TuningRow| {
-        StepKind::ALL.into_iter().any(|step| {
-            // Types are what a checkpoint has: the sizes are the model's.
-            asked.iter().any(|query| row.applies(&with_types_of(query, row), step))
-        })
-    };
-    let n_models = NamedShape::value_variants().len();
-    let told = own.into_iter().filter(|row| !is_asked_for(row)).map(|row| LintFinding {
-        kind: FindingKind::NotAskedFor,
-        place: row.place.clone(),
-        text: format!("none of the {n_models} models that are known by name has a problem of `{}` like this", row.op),
-    });
-    Ok(told.collect())
-}
-
-/// Rows of folders for ops that the models have only as parts of longer runs, which one kernel does by other rows.
-fn only_fused(source: &SourceArgs, tables: &TuningTables, target: &Target) -> anyhow::Result<Vec<LintFinding>> {
-    let is_own = |row: &&TuningRow| !row.place.starts_with("<built in>") && !row.op.contains('+');
-    let mut open: Vec<(&TuningRow, bool)> = tables.rows_for(target).filter(is_own).map(|row| (row, false)).collect();
-    if open.is_empty() {
-        return Ok(Vec::new());
-    }
-    let chooser = Chooser::new(source.library()?, tables.clone(), target.clone())?;
-    for graph in known::graphs(chooser.library(), target)? {
-        let applies = |row: &TuningRow, problem: &Problem| {
-            StepKind::ALL.into_iter().any(|step| row.applies(&problem.query(), step))
-        };
-        let is_asked_for = |row: &TuningRow| graph.nodes.iter().any(|node| applies(row, &node.problem));
-        if !open.iter().any(|(row, _)| is_asked_for(row)) {
-            continue;
-        }
-        let Ok(alone) = Alone::new(&graph, &chooser) else { continue };
-        // Once a row runs somewhere, nothing is left to find out about it.
-        open.retain_mut(|(row, is_fused)| {
-            let last = row.tokens.last.map_or(usize::MAX, |last| last as usize);
-            let first = row.tokens.first as usize;
-            let runs = StepKind::ALL
-                .into_iter()
-                .any(|step| alone.has(|one| row.applies(&one.query(), step), Some(step), first, last));
-            *is_fused |= is_asked_for(row);
-            !runs
+            Some(finding(FindingKind::Unusable, row, format!("the row is passed over wherever it applies: {}", why?)))
         });
+        refused.collect()
     }
-    let n_models = NamedShape::value_variants().len();
-    let told = open.into_iter().filter(|(_, is_fused)| *is_fused).map(|(row, _)| LintFinding {
-        kind: FindingKind::NotAskedFor,
-        place: row.place.clone(),
-        text: format!(
-            "no step asks for `{}` at {} tokens: in each of the {n_models} models that are known by name it is done \
-             there as a part of a longer run (`kernels plan --arch {} --op {}`)",
-            row.op, row.tokens, target.arch, row.op
-        ),
-    });
-    Ok(told.collect())
+
+    /// Rows for ops that the models have only as parts of longer runs, which one kernel does by other rows.
+    fn only_fused(&self, own: &[&TuningRow]) -> Vec<LintFinding> {
+        let of_one_op = own.iter().filter(|row| !row.op.contains('+'));
+        let mut open: Vec<(&TuningRow, bool)> = of_one_op.map(|row| (*row, false)).collect();
+        for graph in &self.models.graphs {
+            let nodes: Vec<Asked> = graph.nodes.iter().map(|node| Asked::new(node.problem.clone())).collect();
+            let is_asked_for = |row: &TuningRow| nodes.iter().any(|asked| asked.by(row));
+            if !open.iter().any(|(row, _)| is_asked_for(row)) {
+                continue;
+            }
+            let Ok(alone) = Alone::new(graph, &self.chooser) else { continue };
+            // Once a row runs somewhere, nothing is left to find out about it.
+            open.retain_mut(|(row, is_fused)| {
+                let last = row.tokens.last.map_or(usize::MAX, |last| last as usize);
+                let first = row.tokens.first as usize;
+                let runs = StepKind::ALL
+                    .into_iter()
+                    .any(|step| alone.has(|one| row.applies(&one.query(), step), Some(step), first, last));
+                *is_fused |= is_asked_for(row);
+                !runs
+            });
+        }
+        let (n_models, arch) = (KnownModels::count(), &self.chooser.target().arch);
+        let told = open.into_iter().filter(|(_, is_fused)| *is_fused).map(|(row, _)| {
+            let (op, tokens) = (&row.op, row.tokens);
+            let text = format!(
+                "no step asks for `{op}` at {tokens} tokens: in each of the {n_models} models that are known by name it \
+                 is done there as a part of a longer run (`kernels plan --arch {arch} --op {op}`)"
+            );
+            finding(FindingKind::NotAskedFor, row, text)
+        });
+        told.collect()
+    }
 }
 
-/// What is asked, with the types that a row wants, where there are such types.
-fn with_types_of(query: &Query, row: &TuningRow) -> Query {
-    let mut query = query.clone();
-    for (name, want) in &row.facts {
-        if let (Fact::Text(want), Some(Fact::Text(own))) = (want, query.facts.get_mut(name))
-            && name != "precision"
-            && Dtype::from_name(want).is_some()
-        {
-            own.clone_from(want);
-        }
-    }
-    query
+fn finding(kind: FindingKind, row: &TuningRow, text: String) -> LintFinding {
+    LintFinding { kind, place: row.place.clone(), text }
 }

@@ -8,7 +8,6 @@
 mod all;
 mod diff;
 mod gate;
-mod known;
 mod lint;
 mod plot;
 mod progress;

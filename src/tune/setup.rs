@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::{Args, JobArgs, known};
+use super::{Args, JobArgs};
 use crate::TUNE_WORKER;
 use crate::args::source::{SourceArgs, named_target};
+use crate::known_models::KnownModels;
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::blueprint::{Blueprint, ModelOptions, PrefixCache, precision_for};
@@ -94,11 +95,11 @@ impl<'a> Judging<'a> {
 }
 
 impl Setup {
-    /// Opens what the command line names; `of_rows` as for [`JobArgs::with_rows`].
+    /// Opens what the command line names; `all_known` as for [`JobArgs::with_known`].
     pub(crate) fn from_args(
         args: &JobArgs,
         checkpoint: Option<&Path>,
-        of_rows: bool,
+        all_known: bool,
         output: &Output,
     ) -> anyhow::Result<Self> {
         let is_file = checkpoint.is_some();
@@ -108,7 +109,7 @@ impl Setup {
         let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let chooser = args.chooser(&tables, target)?;
         let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
-        let (job, mut which) = args.narrow(args.with_rows(job, of_rows && !is_file, &chooser)?)?;
+        let (job, mut which) = args.narrow(args.with_known(job, all_known && !is_file, &chooser)?)?;
         // A run that no template does on this target is done op by op.
         which.retain(|&i| {
             let problem = &job.problems[i].problem;
@@ -302,14 +303,14 @@ impl Setup {
 }
 
 /// Runs kernels for a parent, of the same job.
-pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>, of_rows: bool) -> anyhow::Result<()> {
+pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>, all_known: bool) -> anyhow::Result<()> {
     let is_file = checkpoint.is_some();
     let tables = args.source.tables()?;
     let (target, driver) = args.open(&tables)?;
     let (precision, checkpoint) = args.checkpoint(checkpoint)?;
     let (job, _) = args.job(&checkpoint, precision, &target, &tables)?;
     let chooser = args.chooser(&tables, target.clone())?;
-    let (job, _) = args.narrow(args.with_rows(job, of_rows && !is_file, &chooser)?)?;
+    let (job, _) = args.narrow(args.with_known(job, all_known && !is_file, &chooser)?)?;
     let pipeline = Pipeline::new(args.source.library()?, tables, target, Store::from_env()?.without_bundles(), driver)?;
     Ok(workbench::tune::worker::run(&job, &pipeline)?)
 }
@@ -399,10 +400,11 @@ impl JobArgs {
         Ok(Chooser::new(self.source.library()?, known, target)?)
     }
 
-    /// The job; with `of_rows` also the problems of all rows and of all known models, unless a model or type is named.
-    fn with_rows(&self, mut job: TuningJob, of_rows: bool, chooser: &Chooser) -> anyhow::Result<TuningJob> {
-        if of_rows && self.model.is_none() && self.dtype.is_empty() {
-            job.join(known::problems(chooser.library(), chooser.target())?);
+    /// The job; with `all_known` also the problems of all rows and of all known models, unless a model or type is
+    /// named.
+    fn with_known(&self, mut job: TuningJob, all_known: bool, chooser: &Chooser) -> anyhow::Result<TuningJob> {
+        if all_known && self.model.is_none() && self.dtype.is_empty() {
+            job.join(KnownModels::new(chooser.library(), chooser.target())?.job());
             stale::add_measured(&mut job, chooser);
         }
         Ok(job)

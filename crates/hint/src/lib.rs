@@ -10,7 +10,7 @@ pub fn chain(error: &dyn Error) -> String {
 /// The one of these that a word was probably meant to be: no more than a third of its letters are others.
 pub fn meant<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = (word.chars().count() / 3).max(1);
-    let near = known.into_iter().map(|one| (strsim::levenshtein(word, one), one));
+    let near = known.into_iter().map(|one| (strsim::osa_distance(word, one), one));
     // Of several that are as near the one that begins alike.
     let begins = |one: &str| one.chars().zip(word.chars()).take_while(|(one, other)| one == other).count();
     let near = near.filter(|(apart, _)| *apart <= most);
@@ -31,6 +31,7 @@ mod tests {
     fn a_word_is_meant_by_what_is_near() {
         assert_eq!(meant("gfx110", ["gfx10", "gfx1100", "gfx942"]), Some("gfx1100"));
         assert_eq!(meant("matrx", ["gemv", "matrix"]), Some("matrix"));
+        assert_eq!(meant("bf61", ["f32", "bf16"]), Some("bf16")); // two letters in the other order are one mistake
         assert_eq!(meant("attention", ["gemv", "matrix"]), None);
     }
 }

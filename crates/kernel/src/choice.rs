@@ -1,8 +1,10 @@
 //! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
 //! function for `run`, `tune` and `kernels plan`.
 
+pub mod useless;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::step::StepKind;
 use crate::target::Target;
@@ -11,7 +13,6 @@ use crate::template::library_error::LibraryError;
 use crate::template::problem::sha256_hex;
 use crate::template::signature::Signature;
 use crate::template::{Misfit, Params, Problem, Template};
-use crate::tuning::lint::{FindingKind, LintFinding};
 use crate::tuning::table::{APART, Fact, Facts, TuningRow};
 use crate::tuning::{Query, TuningError, TuningTables};
 
@@ -160,16 +161,25 @@ pub fn renders_it(row: &TuningRow, source: &str) -> bool {
 }
 
 impl Chooser {
-    /// Joins the parts. Warns of rows that nothing will ever ask for.
+    /// Joins the parts. Warns of rows that will never decide anything, of each once.
     ///
     /// # Errors
     /// If a table that concerns the target could not be read.
     pub fn new(library: Library, tables: TuningTables, target: Target) -> Result<Self, TuningError> {
+        static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
         tables.check_for(&target)?;
-        for warning in never_asked_for(&library, &tables, &target) {
-            tracing::warn!("{warning}");
+        let chooser = Self::unchecked(library, tables, target);
+        for warning in useless::warnings(&chooser.library, &chooser.tables, &chooser.target) {
+            if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(warning.clone()) {
+                tracing::warn!("{warning}");
+            }
         }
-        Ok(Self { library, tables, target })
+        Ok(chooser)
+    }
+
+    /// The same for who looks for what is wrong: does without tables that could not be read, and warns of nothing.
+    pub fn unchecked(library: Library, tables: TuningTables, target: Target) -> Self {
+        Self { library, tables, target }
     }
 
     /// The templates to choose from.
@@ -229,6 +239,17 @@ impl Chooser {
         edges.into_iter().map(|edge| edge as usize).collect()
     }
 
+    /// Why a row is passed over at a problem to which it applies; none if it decides there.
+    pub fn passes_over(&self, row: &TuningRow, problem: &Problem) -> Option<String> {
+        if is_apart(row, problem) {
+            return None;
+        }
+        match self.library.examined(problem, &self.target) {
+            Ok(examined) => follow(row, (&self.library, &examined), problem, &self.target).err(),
+            Err(broken) => Some(broken.to_string()),
+        }
+    }
+
     /// Whether the tables prefer a fused kernel for this problem, and a template fits.
     ///
     /// # Errors
@@ -241,8 +262,8 @@ impl Chooser {
         let row = row.ok_or(NotFused::NoRow)?;
         match self.library.examined(fused, &self.target) {
             // The row's template fits, with its parameters or with others. Of others nobody said that they are faster.
-            Ok(Examined { candidates, .. }) if candidates.iter().any(|one| one.is_labelled(&row.template)) => {
-                let followed = follow(row, (&self.library, &candidates), fused, &self.target).map(|_| ());
+            Ok(examined) if examined.candidates.iter().any(|one| one.is_labelled(&row.template)) => {
+                let followed = follow(row, (&self.library, &examined), fused, &self.target).map(|_| ());
                 followed.map_err(|why| NotFused::NoTemplate { reasons: vec![format!("{}: {why}", row.place)] })
             }
             Ok(examined) if !examined.candidates.is_empty() => Ok(()),
@@ -253,66 +274,6 @@ impl Chooser {
             Err(broken) => Err(NotFused::NoTemplate { reasons: vec![broken.to_string()] }),
         }
     }
-}
-
-/// The rows that concern a target and name an op that is none, or want something that the op does not have: a line for
-/// each.
-fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) -> Vec<String> {
-    let mut names_of: BTreeMap<&str, Result<BTreeSet<String>, String>> = BTreeMap::new();
-    let mut lines = Vec::new();
-    for row in tables.rows_for(target) {
-        let names = names_of.entry(&row.op).or_insert_with(|| fact_names(library, &row.op));
-        match names {
-            Err(why) => lines.push(format!("{}: nothing asks for this row: {why}", row.place)),
-            Ok(names) => lines.extend(row.facts.keys().filter(|name| !names.contains(*name)).map(|name| {
-                let known = names.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-                format!("{}: nothing asks for this row: `{}` has no `{name}`, only {known}", row.place, row.op)
-            })),
-        }
-    }
-    lines
-}
-
-/// The rows of these targets that nothing ever asks for, or that are passed over whatever is asked, as findings.
-pub fn misplaced(library: &Library, tables: &TuningTables, targets: &[Target]) -> Vec<LintFinding> {
-    let mut findings = Vec::new();
-    let mut add = |place: &str, text: String| {
-        findings.push(LintFinding { kind: FindingKind::NotAskedFor, place: place.to_owned(), text });
-    };
-    for target in targets {
-        for line in never_asked_for(library, tables, target) {
-            let (place, text) = line.split_once(": ").unwrap_or(("", &line));
-            add(place, text.to_owned());
-        }
-        for row in tables.rows_for(target).filter(|row| row.template != APART) {
-            if let Some(why) = never_followed(library, row, target) {
-                add(&row.place, why);
-            }
-        }
-    }
-    findings
-}
-
-/// Why a row is passed over at every problem. A row of a family may be for those of its archs that the template is for.
-fn never_followed(library: &Library, row: &TuningRow, target: &Target) -> Option<String> {
-    let (label, of_its_ops) = (&row.template, row.template.rsplit_once('/').map_or("", |(ops, _)| ops));
-    let of_label = library.templates_where(|ops, _| ops == of_its_ops);
-    let of_label: Vec<_> = of_label.filter(|template| template.is_labelled(label)).collect();
-    let Some(first) = of_label.first() else { return Some(library.no_template(label)) };
-    if of_its_ops != row.op {
-        return Some(format!("the row is passed over: `{label}` does not do `{}`", row.op));
-    }
-    let Some(template) = of_label.iter().find(|template| template.language == target.language()) else {
-        return Some(format!("the row is passed over: `{label}` is in {}", first.language.name()));
-    };
-    template.complete_params(&row.params).err().map(|why| format!("the row is passed over: {why}"))
-}
-
-/// What rows for an op, or a run of ops, may want.
-fn fact_names(library: &Library, op: &str) -> Result<BTreeSet<String>, String> {
-    let contracts = op.split('+').map(|op| library.contract(op).cloned()).collect::<Result<Vec<_>, _>>();
-    let signature = contracts.and_then(|contracts| Signature::join(&contracts)).map_err(|error| error.to_string())?;
-    Ok(signature.condition_names().into_iter().chain(["precision".to_owned()]).collect())
 }
 
 /// Ranks the templates that fit a problem for a number of tokens in a step of some kind.
@@ -327,15 +288,17 @@ pub fn choose(
     step: StepKind,
     target: &Target,
 ) -> Result<Ranking, LibraryError> {
-    let Examined { candidates, misfits } = library.examined(problem, target)?;
+    let examined = library.examined(problem, target)?;
     let rows: Vec<TuningRow> = tables.applying(&problem.query(), n_tokens, step, target).cloned().collect();
-    let mut ranking = Ranking { choices: Vec::new(), misfits, rows, warnings: Vec::new() };
-    if let Some(row) = ranking.rows.first().filter(|row| row.template != APART) {
-        match follow(row, (library, &candidates), problem, target) {
+    let mut ranking = Ranking { choices: Vec::new(), misfits: Vec::new(), rows, warnings: Vec::new() };
+    if let Some(row) = ranking.rows.first().filter(|row| !is_apart(row, problem)) {
+        match follow(row, (library, &examined), problem, target) {
             Ok(choice) => ranking.choices.push(choice),
             Err(why) => ranking.warnings.push(format!("{}: the row is passed over: {why}", row.place)),
         }
     }
+    let Examined { candidates, misfits } = examined;
+    ranking.misfits = misfits;
     let of_row = ranking.choices.first().map(|choice| Arc::clone(&choice.template));
     for template in candidates {
         if of_row.as_ref().is_some_and(|chosen| Arc::ptr_eq(chosen, &template)) {
@@ -361,11 +324,27 @@ pub fn choose(
     }
 }
 
+/// Whether a row wants the ops of a run done one by one.
+fn is_apart(row: &TuningRow, problem: &Problem) -> bool {
+    row.template == APART && problem.ops.len() > 1
+}
+
 /// The choice that a row asks for.
-fn follow(row: &TuningRow, of: (&Library, &[Arc<Template>]), problem: &Problem, on: &Target) -> Result<Choice, String> {
-    let (library, candidates) = of;
+fn follow(row: &TuningRow, of: (&Library, &Examined), problem: &Problem, on: &Target) -> Result<Choice, String> {
+    let (library, Examined { candidates, misfits }) = of;
+    if row.template == APART {
+        return Err(useless::apart_alone(&row.op));
+    }
     let found = candidates.iter().find(|template| template.is_labelled(&row.template));
-    let template = found.ok_or_else(|| library.unfit(&row.template))?;
+    let template = found.ok_or_else(|| {
+        // One label may be a template of each language.
+        let of_label = misfits.iter().filter(|(label, _)| **label == *row.template);
+        let misfit = of_label.min_by_key(|(_, misfit)| matches!(misfit, Misfit::Language { .. }));
+        misfit.map_or_else(
+            || useless::no_template(library, &row.template),
+            |(label, misfit)| format!("`{label}` {misfit}"),
+        )
+    })?;
     if template.is_another_op(&row.params) {
         return Err(format!("it sets a parameter of `{template}` that changes what is computed"));
     }
@@ -377,71 +356,6 @@ fn follow(row: &TuningRow, of: (&Library, &[Arc<Template>]), problem: &Problem, 
 mod tests {
     use super::*;
     use crate::template::library::Layer;
-
-    const ROWS: &str = r#"
-        provenance.hand = { kind = "hand", date = "2026-11-22", method = "judgement" }
-        [[rows]]
-        op = "linear"
-        where = { in_features = 64, precision = "bf16", out_feature = 8 }
-        use = "linear/dot"
-        provenance = "hand"
-        [[rows]]
-        op = ["rmsnorm", "lineal"]
-        use = "apart"
-        provenance = "hand"
-    "#;
-
-    #[test]
-    fn rows_that_nothing_asks_for_are_told_with_their_place_and_what_there_is() {
-        let library = Library::from_layers(vec![Layer::built_in()]);
-        let tables = TuningTables::from_texts(&[("host", ROWS)]).expect("right");
-        let lines = never_asked_for(&library, &tables, &Target::host());
-        assert_eq!(lines.len(), 2, "{lines:?}");
-        let known = "bias, has_bias, has_residual, in_features, out_features, precision, weight";
-        assert_eq!(
-            lines[0],
-            format!("host.toml:3: nothing asks for this row: `linear` has no `out_feature`, only {known}")
-        );
-        assert!(lines[1].starts_with("host.toml:8: nothing asks for this row: ") && lines[1].contains("`lineal`"));
-        assert!(never_asked_for(&library, &tables, &Target::named("gfx1100").expect("known")).is_empty());
-    }
-
-    #[test]
-    fn rows_that_are_passed_over_whatever_is_asked_are_findings() {
-        let library = Library::from_layers(vec![Layer::built_in()]);
-        let target = Target::gpu("gfx1100").expect("known");
-        for (template, params, why) in [
-            ("linear/gemw", "", "there is no template `linear/gemw`"),
-            ("rmsnorm/row", "", "the row is passed over: `rmsnorm/row` does not do `linear`"),
-            ("linear/dot", "", "the row is passed over: `linear/dot` is in C"),
-            (
-                "linear/gemv",
-                "row = 2",
-                "the row is passed over: `linear/gemv` has no parameter `row`, expected one of: ",
-            ),
-            ("linear/gemv", "rows = 3", "the row is passed over: `linear/gemv`: rows = 3, expected one of: 1, 2, 4"),
-        ] {
-            let text = format!(
-                "provenance.hand = {{ kind = \"hand\", date = \"2026-11-22\", method = \"judgement\" }}\n[[rows]]\n\
-                 op = \"linear\"\nuse = \"{template}\"\nparams = {{ {params} }}\nprovenance = \"hand\"\n"
-            );
-            let tables = TuningTables::from_texts(&[("gfx1100", &text)]).expect("right");
-            let found = misplaced(&library, &tables, std::slice::from_ref(&target));
-            assert_eq!(found.len(), 1, "{found:?}");
-            assert_eq!((found[0].kind, found[0].place.as_str()), (FindingKind::NotAskedFor, "gfx1100.toml:2"));
-            assert!(found[0].text.starts_with(why), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn every_built_in_row_is_of_an_op_that_has_what_it_wants() {
-        let library = Library::from_layers(vec![Layer::built_in()]);
-        let tables = TuningTables::load(&[]).expect("right");
-        let archs = crate::target::built_in().into_iter().map(|(name, _)| Target::named(&name).expect("known"));
-        for target in archs.chain([Target::host()]) {
-            assert_eq!(misplaced(&library, &tables, std::slice::from_ref(&target)), [], "{}", target.arch);
-        }
-    }
 
     #[test]
     fn a_row_that_would_change_what_is_computed_is_passed_over_with_a_warning() {
@@ -480,20 +394,5 @@ mod tests {
         assert!(ranking.warnings[0].contains("changes what is computed"), "{:?}", ranking.warnings);
         assert!(ranking.row().is_none());
         assert!(ranking.choices.iter().all(|choice| choice.params.get("causal").is_none_or(|&causal| causal == 1)));
-    }
-
-    #[test]
-    fn a_row_for_a_template_that_nobody_has_is_told_and_others_are_not() {
-        let library = Library::from_layers(vec![Layer::built_in()]);
-        let row = |template: &str, tokens: &str| {
-            let of = format!("op = \"linear\"\ntokens = \"{tokens}\"\nuse = \"{template}\"");
-            format!("[[rows]]\n{of}\nprovenance = \"hand\"\n\n")
-        };
-        let hand = "provenance.hand = { kind = \"hand\", date = \"2026-11-22\", method = \"judgement\" }\n";
-        let text = format!("{hand}{}{}", row("linear/dot", "1-8"), row("linear/nobody", "9+"));
-        let tables = TuningTables::from_texts(&[("host", &text)]).expect("right");
-        let found = misplaced(&library, &tables, &[Target::host()]);
-        let found: Vec<_> = found.iter().map(|finding| (finding.place.as_str(), finding.text.as_str())).collect();
-        assert_eq!(found, [("host.toml:8", "there is no template `linear/nobody`")]);
     }
 }

@@ -264,9 +264,11 @@ impl CompareArgs {
         }
         let n_cases: usize = checked.iter().map(|one| one.n_cases).sum();
         let worst = checked.iter().map(|one| one.worst).fold(0.0, f64::max);
+        let unseen = checked.iter().find_map(|one| one.unseen.told());
+        let unseen = unseen.map_or(String::new(), |why| format!("; not all of it ran: {why}"));
         Ok(match n_cases {
             0 => "not run: there was no time for a test".to_owned(),
-            _ => format!("right in {n_cases} cases ({:.0} % of tolerance)", 100.0 * worst),
+            _ => format!("right in {n_cases} cases ({:.0} % of tolerance){unseen}", 100.0 * worst),
         })
     }
 

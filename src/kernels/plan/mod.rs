@@ -4,6 +4,7 @@
 //! ranges of rows together, [`report`] has the words and the JSON.
 
 mod report;
+mod rows;
 
 use crate::args::source::{SourceArgs, named_target};
 use crate::args::{KvArgs, ModelArgs};
@@ -101,6 +102,7 @@ pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     graph.place_experts(checkpoint.config.family, args.n_cpu_moe);
     let chooser = Chooser::new(library, tables, target)?;
     let decisions = Decisions::new(&graph, Place::Device, &chooser, limits)?;
+    rows::warnings(&chooser, &graph)?.iter().for_each(|warning| output.warning(warning));
     let mut overruled = Overruled::all(&graph, &chooser, &decisions);
     overruled.retain(|one| args.op.is_empty() || one.template.ops.iter().any(|op| args.op.contains(op)));
     let host = Chooser::new(args.source.library()?, args.source.tables()?, host_target())?;

@@ -104,6 +104,18 @@ fn access_outside_of_lds_is_refused() {
 }
 
 #[test]
+fn a_variable_in_lds_has_no_neighbour_to_step_into() {
+    // Whichever of the two the compiler puts first; and all of both is written, so that nothing else is wrong.
+    for (name, step) in [("held", 64), ("beside", 64), ("held", 4000)] {
+        let to = format!(
+            "{{ __shared__ f32 beside[64]; held[own] = from[first + own]; beside[own] = 0;\n{name}[own + {step}] = 1; }}"
+        );
+        let words = format!("writes 4 bytes {} bytes past the end of `{name}` in LDS (256 bytes)", 4 * step - 256);
+        refused("held[own] = from[first + own];", &to, &format!("{name}[own + {step}]"), &words);
+    }
+}
+
+#[test]
 fn misaligned_vectors_are_refused() {
     let to = "{ struct alignas(16) Four { f32 at[4]; }; const Four four = *(const Four*)(from + 1); held[own] = four.at[own % 4]; }";
     refused("held[own] = from[first + own];", to, "four.at", "misaligned");
@@ -127,6 +139,12 @@ fn what_the_processor_refuses_is_told_with_its_line() {
     let to = "{ struct Deep { static __device__ u32 of(u32 n) { volatile u32 at[64]; at[n % 64] = n; \
               return of(n + 1) + at[n % 64]; } }; held[own] = Deep::of(own); }";
     refused(from, to, "struct Deep", "needs more than 256 KiB of stack");
+    // So large that the next thread's stack is within it: its first page that cannot be used is touched all the same.
+    let to = "{ struct Wide { static __device__ __attribute__((noinline)) u32 of(u32 n) {\n\
+              volatile u32 at[262144]; at[n] = n; return at[n] + at[n + 1]; } }; held[own] = Wide::of(own); }";
+    let (code, text) = checked("sim:gfx1100", from, to);
+    assert!(code == 1 && text.contains("needs more than 256 KiB of stack"), "{text}");
+    assert!(text.contains("the line comes from") && !text.contains("signal 11"), "{text}");
 }
 
 #[test]

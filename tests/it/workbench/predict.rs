@@ -230,9 +230,22 @@ fn what_is_fast_and_wrong_gets_no_row() {
         (ran, table)
     };
     let (ran, table) = tune(&name("checked"), &[]);
-    assert!(ran.stderr.contains("linear/cheat is wrong in the simulator"), "{}", ran.stderr);
+    let wrong = ran.stderr.lines().find(|line| line.contains("linear/cheat is wrong in the simulator"));
+    assert!(wrong.is_some_and(|wrong| wrong.contains(": `y`[") && wrong.contains("]: got 0, want ")), "{}", ran.stderr);
     assert!(!table.contains("linear/cheat") && !ran.text().contains("rows that are written"), "{table}{}", ran.text());
     let (ran, table) = tune(&name("unchecked"), &["--unchecked"]);
     assert!(table.contains("linear/cheat"), "{}", ran.stderr);
     assert!(ran.text().trim_end().lines().last().is_some_and(|line| line.contains("linear/cheat")), "{}", ran.text());
+    // What is right wherever the simulator looks, and never compiled there where it is not.
+    let (head, zero) = ("{{ signature }} {\n", "  if (n_tokens > 0) { y[0] = 0; return; }\n");
+    let right = std::fs::read_to_string(repository().join("templates/linear/gemv.hip.j2")).expect("it is there");
+    let hidden = right.replace(head, &format!("{head}#if defined(__AMDGCN__)\n{zero}#endif\n"));
+    assert!(hidden.contains(zero));
+    let _ = program::file(folder.path(), "cheat/linear/cheat.hip.j2", hidden.as_bytes());
+    let (ran, table) = tune(&name("hidden"), &["--most", "1"]);
+    let line = 1 + hidden.lines().position(|line| line == zero.trim_end()).expect("it is there");
+    let unchecked = ran.stderr.lines().find(|line| line.contains("linear/cheat") && line.contains("was not checked"));
+    let why = format!("the simulator does not compile line {line}, which a GPU's compiler sees");
+    assert!(unchecked.is_some_and(|line| line.contains(&why)), "{}", ran.stderr);
+    assert!(!table.contains("linear/cheat"), "{table}");
 }

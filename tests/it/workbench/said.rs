@@ -74,10 +74,81 @@ fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
     for (text, said) in [
         (dated("26"), "`date`: expected a date like \"2026-11-26\", found 26"),
         (dated("\"2031-13-45\""), "`date`: expected a date like \"2026-11-26\", found \"2031-13-45\""),
+        (dated("2026-11-26") + "where = { precision = \"bf61\" }\n", "no precision is called so; did you mean `bf16`?"),
+        (dated("2026-11-26") + "where = { x = \"q9_0\" }\n", "no element type is called so; did you mean `q8_0`?"),
         (dated("2026-11-26").replace("[[rows]]", "[rows]"), "`[rows]`: each row begins with `[[rows]]`"),
     ] {
         let stderr = plan("gfx1100.toml", &text).fails_with_hint(1);
         assert!(stderr.contains(&format!("{tuning}/gfx1100.toml:")) && stderr.contains(said), "{said}: {stderr}");
+    }
+}
+
+/// Rows that no plan ever follows: `apart` of one op, an instruction that the chip lacks, parameters that a constraint
+/// refuses, a type that the template does not take, a size that no model has, and a template that is none.
+#[test]
+fn rows_that_decide_nothing_are_findings_and_warnings_with_their_reasons() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let tuning = argument(folder.path());
+    let bf16 = "precision = \"bf16\"";
+    let rows = [
+        ("apart", "", "", "`apart` is for runs of ops, and `linear` is a single one"),
+        ("linear/wgmma", bf16, "", "`linear/wgmma` requires arch sm_90*, the target is gfx1100"),
+        ("linear/gemv", "precision = \"bf16\", weight = \"bf16\"", "vec = 32", "a load is 16 bytes at most"),
+        ("linear/gemv", "weight = \"bf16\", in_features = 12345", "", ": none has `in_features = 12345`"),
+        ("linear/appart", "has_bias = true, precision = \"bf16\"", "", "there is no template `linear/appart`"),
+        ("linear/matrix", "has_bias = true, weight = \"bf16\"", "", ""),
+    ];
+    let row = |(i, (name, wants, params, _)): (usize, &(&str, &str, &str, &str))| {
+        format!(
+            "[[rows]]\nop = \"linear\"\nuse = \"{name}\"\nwhere = {{ {wants} }}\nparams = {{ {params} }}\n\
+             tokens = \"{}\"\nprovenance = \"hand\"\n",
+            7 + i
+        )
+    };
+    let table = HAND.replace("DATE", "2026-11-26") + &rows.iter().enumerate().map(row).collect::<String>();
+    fs::write(folder.path().join("gfx1100.toml"), table).expect("written");
+    let lint = run(&["tune", "lint", "--arch", "gfx1100", "--tuning", &tuning]);
+    assert!(lint.code == 1 && lint.stderr.contains("tuning rows that cannot be used: 4"), "{}", lint.stderr);
+    assert!(!lint.stderr.contains("warning"), "a finding is told once: {}", lint.stderr);
+    let args = ["kernels", "plan", "--shape", "gpt-oss-20b", "--arch", "gfx1100", "--op", "linear", "--tokens", "7"];
+    let plan = run(&[&args[..], &["--why", "--tuning", &tuning]].concat()).ok();
+    for (i, (name, .., why)) in rows.iter().enumerate() {
+        let place = format!("{tuning}/gfx1100.toml:{}", 2 + 7 * i);
+        let names_it = |line: &&str| line.split(' ').any(|word| word.trim_end_matches(':') == place);
+        let is_told = |text: &str| text.lines().any(|line| names_it(&line) && line.contains(why));
+        let found: Vec<&str> = lint.text().lines().filter(names_it).collect();
+        if why.is_empty() {
+            let is_useless = found.iter().any(|line| !line.starts_with("gap"));
+            assert!(!is_useless && !is_told(&plan.stderr), "{name}: {found:?} {}", plan.stderr);
+            continue;
+        }
+        assert!(is_told(lint.text()), "{name}: {}", lint.text());
+        assert_eq!(plan.stderr.lines().filter(names_it).count(), 1, "{name}: {}", plan.stderr);
+        assert!(is_told(&plan.stderr), "{name}: {}", plan.stderr);
+    }
+    let passed_over = format!("  passed over {tuning}/gfx1100.toml:2: the row is passed over: `apart` is for runs");
+    assert!(plan.text().contains(&passed_over), "{}", plan.text());
+}
+
+#[test]
+fn files_that_no_template_can_be_are_told_once_with_what_is_meant() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let templates = argument(folder.path());
+    let text = fs::read(repository().join("templates/embedding/row.hip.j2")).expect("it is there");
+    for name in ["embedding/own.hip.j", "embeding/own.hip.j2", "own.hip.j2", "embedding/README.md", "lib/own.hip.j2"] {
+        let _ = file(folder.path(), name, if name.starts_with("lib") { b"// nothing\n" } else { &text });
+    }
+    let ran = run(&["kernels", "ls", "--op", "embedding", "--templates", &templates]).ok();
+    let said: Vec<&str> = ran.stderr.lines().filter(|line| line.contains("nothing reads `")).collect();
+    let expected = [
+        ("embedding/own.hip.j", "did you mean `own.hip.j2`?"),
+        ("embeding/own.hip.j2", "there is no op `embeding`; did you mean `embedding`?"),
+        ("own.hip.j2", "a template is in the folder of its op, as in `rmsnorm/own.hip.j2`"),
+    ];
+    assert_eq!(said.len(), expected.len(), "{}", ran.stderr);
+    for (name, why) in expected {
+        let place = format!("`{templates}/{name}`");
+        assert!(said.iter().any(|line| line.contains(&place) && line.contains(why)), "{name}: {}", ran.stderr);
     }
 }
 

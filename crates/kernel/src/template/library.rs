@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::{env, fs, io};
+use std::{env, io};
 
 use minijinja::Environment;
 
@@ -17,15 +17,12 @@ use super::front_matter::variant_of;
 use super::lib_header::LibHeader;
 use super::library_error::LibraryError;
 use super::names::{LookedUp, Walk, looked_up, reached};
-use super::overlay::{Kind, kind, overlay};
+use super::overlay::{Kind, entries, kind, overlay, read_into};
 use super::signature::Signature;
-use super::{Misfit, Problem, Template};
+use super::{Misfit, Problem, Template, stray};
 use crate::target::{Language, Target};
 use data::{Origin, SourceFile};
 use expression::describe;
-
-/// The longest file that is read; of templates less is compiled.
-const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Names that every body may use.
 const GLOBALS: [&str; 6] = ["signature", "entry", "arch", "wave_size", "precision", "features"];
@@ -95,6 +92,8 @@ pub struct Layer {
     pub(crate) origin: Origin,
     /// Path below it → text, or why it could not be read.
     pub(crate) files: BTreeMap<String, Result<String, Arc<io::Error>>>,
+    /// What nobody reads and seems meant to be read: a line for each.
+    pub(crate) unread: Vec<String>,
 }
 
 impl Library {
@@ -112,6 +111,7 @@ impl Library {
     /// If a folder cannot be read.
     pub fn load(search: &[PathBuf]) -> Result<Self, LibraryError> {
         let mut layers: Vec<Layer> = search.iter().map(|folder| Layer::read(folder)).collect::<Result<_, _>>()?;
+        stray::warn(&layers);
         let Some(first) = search.first().filter(|_| layers.iter().any(|layer| !layer.files.is_empty())) else {
             return Ok(Self::from_layers(vec![Layer::built_in()]));
         };
@@ -384,7 +384,7 @@ impl Layer {
     /// The templates embedded in the program.
     pub fn built_in() -> Self {
         let files = data::TEMPLATES.iter().map(|(name, text)| ((*name).to_owned(), Ok((*text).to_owned())));
-        Self { origin: Origin::BuiltIn, files: files.collect() }
+        Self { origin: Origin::BuiltIn, files: files.collect(), unread: Vec::new() }
     }
 
     /// Reads a folder: its folders, and the `.j2` and `.toml` files in them.
@@ -392,40 +392,17 @@ impl Layer {
     /// # Errors
     /// If a folder cannot be listed. A file that cannot be read is kept with its error.
     pub fn read(folder: &Path) -> Result<Self, LibraryError> {
-        let mut files = BTreeMap::new();
-        for (name, path) in entries(folder)?.into_iter().filter(|(name, path)| path.is_dir() && !name.starts_with('.'))
-        {
-            read_into(&mut files, &name, &path)?;
+        let origin = Origin::Folder(folder.to_path_buf());
+        let mut layer = Self { origin, files: BTreeMap::new(), unread: Vec::new() };
+        for (name, path) in entries(folder)?.into_iter().filter(|(name, _)| !name.starts_with('.')) {
+            if path.is_dir() {
+                read_into(&mut layer, &name, &path)?;
+            } else {
+                layer.unread.extend(stray::beside_folders(&name, &path));
+            }
         }
-        Ok(Self { origin: Origin::Folder(folder.to_path_buf()), files })
+        Ok(layer)
     }
-}
-
-/// Reads the files of a folder, as `prefix/file`; below `lib`, those of all folders.
-fn read_into(
-    files: &mut BTreeMap<String, Result<String, Arc<io::Error>>>,
-    prefix: &str,
-    folder: &Path,
-) -> Result<(), LibraryError> {
-    for (name, path) in entries(folder)?.into_iter().filter(|(name, _)| !name.starts_with('.')) {
-        let full = format!("{prefix}/{name}");
-        if prefix.split('/').next() == Some("lib") && path.is_dir() {
-            read_into(files, &full, &path)?;
-        } else if name.ends_with(".j2") || name.ends_with(".toml") {
-            files.insert(full, mapped_file::read_to_string(&path, MAX_FILE_BYTES).map_err(Arc::new));
-        }
-    }
-    Ok(())
-}
-
-/// Names and paths in a folder.
-fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
-    let read = || -> io::Result<Vec<(String, PathBuf)>> {
-        fs::read_dir(folder)?
-            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
-            .collect()
-    };
-    read().map_err(|source| LibraryError::Read { path: folder.to_path_buf(), source: Arc::new(source) })
 }
 
 /// The files that are somebody's own, the templates that depend on one, and all that these include. One of `lib/`

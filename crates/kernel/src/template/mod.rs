@@ -28,6 +28,7 @@ pub mod params;
 pub(crate) mod problem;
 pub mod render;
 pub mod signature;
+mod stray;
 mod uses;
 pub mod work;
 

@@ -1,12 +1,18 @@
 //! The files of all places that templates come from, one of each name, and what each is.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::{fs, io};
 
 use super::library::{Layer, Library};
 use super::library_error::LibraryError;
+use super::stray;
 use crate::target::Language;
 use data::{Origin, SourceFile};
+
+/// The longest file that is read; of templates less is compiled.
+const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// What a file is, by its name.
 pub(super) enum Kind<'a> {
@@ -64,15 +70,32 @@ pub(super) fn overlay(
     (files, shadows)
 }
 
-impl Library {
-    /// That a template of a label does not fit, or that there is none.
-    pub(crate) fn unfit(&self, label: &str) -> String {
-        match self.templates().any(|template| template.is_labelled(label)) {
-            true => format!("`{label}` does not fit"),
-            false => self.no_template(label),
+/// Reads the files of a folder, as `prefix/file`; below `lib`, those of all folders.
+pub(super) fn read_into(layer: &mut Layer, prefix: &str, folder: &Path) -> Result<(), LibraryError> {
+    for (name, path) in entries(folder)?.into_iter().filter(|(name, _)| !name.starts_with('.')) {
+        let full = format!("{prefix}/{name}");
+        if prefix.split('/').next() == Some("lib") && path.is_dir() {
+            read_into(layer, &full, &path)?;
+        } else if name.ends_with(".j2") || name.ends_with(".toml") {
+            layer.files.insert(full, mapped_file::read_to_string(&path, MAX_FILE_BYTES).map_err(Arc::new));
+        } else {
+            layer.unread.extend(stray::of_another_name(&name, &path));
         }
     }
+    Ok(())
+}
 
+/// Names and paths in a folder.
+pub(super) fn entries(folder: &Path) -> Result<Vec<(String, PathBuf)>, LibraryError> {
+    let read = || -> io::Result<Vec<(String, PathBuf)>> {
+        fs::read_dir(folder)?
+            .map(|entry| entry.map(|entry| (entry.file_name().to_string_lossy().into_owned(), entry.path())))
+            .collect()
+    };
+    read().map_err(|source| LibraryError::Read { path: folder.to_path_buf(), source: Arc::new(source) })
+}
+
+impl Library {
     /// That there is no template of a label, and which may be meant.
     pub fn no_template(&self, label: &str) -> String {
         let labels: Vec<String> = self.templates().map(|template| template.label()).collect();

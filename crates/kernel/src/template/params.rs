@@ -12,7 +12,7 @@ pub(super) const MAX_CHOICES: usize = 1 << 17;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParamsError {
     /// The template declares no such parameter.
-    #[error("`{label}` has no parameter `{name}`, expected one of: {}", known.join(", "))]
+    #[error("`{label}` has no parameter `{name}`{}", if known.is_empty() { ": it has none".to_owned() } else { format!(", expected one of: {}", known.join(", ")) })]
     Unknown { label: String, name: String, known: Vec<String> },
     /// The value is none of those declared.
     #[error("`{label}`: {name} = {value}, expected one of: {}", values.iter().map(u32::to_string).collect::<Vec<_>>().join(", "))]

@@ -26,9 +26,11 @@ pub enum FindingKind {
     Broken,
     /// No target has a file's name: it is not used.
     Unread,
+    /// The row is passed over wherever it applies, or it can apply nowhere.
+    Unusable,
     /// Numbers of tokens that the rows of a `where` leave out.
     Gap,
-    /// Nothing asks for the row, or its template is not there.
+    /// No known model asks for the row.
     NotAskedFor,
     /// Others stand before it wherever it would apply.
     Unreachable,
@@ -42,11 +44,17 @@ impl FindingKind {
         match self {
             Self::Broken => "broken",
             Self::Unread => "unread",
+            Self::Unusable => "unusable",
             Self::Gap => "gap",
             Self::NotAskedFor => "not asked for",
             Self::Unreachable => "unreachable",
             Self::Dominated => "dominated",
         }
+    }
+
+    /// Whether a row or a file can never be used as it is, whatever the model.
+    pub const fn is_error(self) -> bool {
+        matches!(self, Self::Broken | Self::Unusable)
     }
 }
 

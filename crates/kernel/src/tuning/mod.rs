@@ -7,6 +7,7 @@ pub mod edit;
 mod index;
 pub mod lint;
 pub mod table;
+pub mod words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Deref;
@@ -93,7 +94,7 @@ pub enum TuningError {
         message: String,
     },
     /// A row names a provenance that the file does not have.
-    #[error("{file}:{line}: the row's provenance `{name}` is not in this file, expected one of: {}", known.join(", "))]
+    #[error("{file}:{line}: the row's provenance `{name}` is not in this file{}", provenances(known))]
     NoProvenance { file: String, line: usize, name: String, known: Vec<String> },
     /// Two rows apply at once.
     #[error("{file}:{line}: this row for `{op}` and the one in line {other} both apply at {tokens} tokens")]
@@ -111,6 +112,13 @@ pub enum TuningError {
 
 /// How the places of rows that are built in begin.
 const BUILT_IN: &str = "<built in>/";
+
+fn provenances(known: &[String]) -> String {
+    match known {
+        [] => ", which has none: a row needs a `[provenance.NAME]`".to_owned(),
+        _ => format!(", expected one of: {}", known.join(", ")),
+    }
+}
 
 /// One line for all stale rows that are the user's own, by their files; `None` where there is none.
 pub(crate) fn stale_warning<'a>(rows: impl Iterator<Item = &'a TuningRow>, target: &Target) -> Option<String> {

@@ -8,7 +8,7 @@ use toml::Spanned;
 use toml::value::Datetime;
 
 use super::index::Index;
-use super::{Query, TuningError};
+use super::{BUILT_IN, Query, TuningError, words};
 use crate::step::StepKind;
 use crate::target::TargetFacts;
 
@@ -265,6 +265,10 @@ impl Table {
         })?;
         let rows: Vec<TuningRow> =
             table.rows.iter().map(|row| TuningRow::new(row.get_ref().clone(), file, line(row.span().start))).collect();
+        for row in &rows {
+            let unknown = |message| TuningError::Toml { file: file.to_owned(), line: row.line, message };
+            words::check(&row.facts).map_err(unknown)?;
+        }
         let index = indexed(file, &table.provenance, &rows)?;
         Ok(Self { name: name.to_owned(), target: table.target, provenance: table.provenance, rows, index })
     }
@@ -348,6 +352,16 @@ fn indexed(file: &str, provenance: &BTreeMap<String, Provenance>, rows: &[Tuning
 }
 
 impl TuningRow {
+    /// The file that it is in.
+    pub fn file(&self) -> &str {
+        self.place.rsplit_once(':').map_or(&self.place, |(file, _)| file)
+    }
+
+    /// Whether it is one of the program's own.
+    pub fn is_built_in(&self) -> bool {
+        self.place.starts_with(BUILT_IN)
+    }
+
     fn new(row: RowFile, file: &str, line: usize) -> Self {
         Self {
             op: match row.op {

@@ -14,8 +14,9 @@ use super::memory::{Edge, Placement, Setting, Written, tensors};
 use super::rounding::{self, Rounding};
 use super::trial::{self, Scalars, Trial};
 use super::unknown::Unknown;
+use super::unseen::Unseen;
 use super::uses::Uses;
-use super::{Failure, Running, Wrong, compare, known, weights};
+use super::{Failure, Running, Wrong, compare, coverage, known, weights};
 use kernel::object::compile::Request;
 use kernel::target::{Language, Target};
 use kernel::template::origins::Origins;
@@ -57,6 +58,8 @@ pub struct Checked {
     pub failures: Vec<Failure>,
     /// Of the template's lines with statements, whether each ran; empty where nobody looked.
     pub lines: Lines,
+    /// Lines that a GPU's compiler may see, and that what stands in for the GPU does not compile.
+    pub unseen: Unseen,
     /// How waves went to memory, by the template's lines; empty where nobody looked.
     pub traffic: BTreeMap<AtLine, [u64; 3]>,
     /// What kept kernels from running that are not wrong for all that is known: a word that what stands in for the
@@ -136,6 +139,7 @@ impl Checked {
             n_untried: 0,
             failures: Vec::new(),
             lines: Lines::new(),
+            unseen: Unseen::default(),
             traffic: BTreeMap::new(),
             unknown: None,
             notes: Vec::new(),
@@ -161,9 +165,8 @@ impl Checked {
         }
         self.costs.extend(more.costs);
         self.n_untried += more.n_untried;
-        for (line, ran) in more.lines {
-            *self.lines.entry(line).or_default() |= ran;
-        }
+        coverage::add_all(more.lines, &mut self.lines);
+        self.unseen.extend(more.unseen);
         for (at, found) in more.traffic {
             let all = self.traffic.entry(at).or_default();
             all.iter_mut().zip(found).for_each(|(all, found)| *all += found);
@@ -174,6 +177,13 @@ impl Checked {
         for failure in more.failures {
             self.fail_times(failure);
         }
+    }
+
+    /// What of it was not run, though nothing is known to be wrong with that; none where all was.
+    pub fn not_run(&self) -> Option<String> {
+        let unknown = self.unknown.as_ref().map(|unknown| unknown.text.clone());
+        let all: Vec<String> = unknown.into_iter().chain(self.unseen.told()).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     /// Whether nothing went wrong.

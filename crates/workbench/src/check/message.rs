@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::coverage::Lines;
 use super::rounding::Rounding;
 use super::unknown::Unknown;
+use super::unseen::Unseen;
 use super::uses::Uses;
 use super::{AtLine, Checked, Cost, Failure, Wrong};
 use kernel::template::Precision;
@@ -74,6 +75,7 @@ pub(super) struct CaseResults {
     n_untried: usize,
     failures: Vec<FailureMessage>,
     lines: Lines,
+    unseen: Unseen,
     traffic: Vec<(AtLine, [u64; 3])>,
     unknown: Option<Unknown>,
     notes: Vec<String>,
@@ -110,6 +112,7 @@ impl CaseResults {
             n_untried: checked.n_untried,
             failures: checked.failures.into_iter().map(told).collect(),
             lines: checked.lines,
+            unseen: checked.unseen,
             traffic: checked.traffic.into_iter().collect(),
             unknown: checked.unknown,
             notes: checked.notes,
@@ -140,6 +143,7 @@ impl CaseResults {
             n_untried: self.n_untried,
             failures: self.failures.into_iter().map(failure).collect(),
             lines: self.lines,
+            unseen: self.unseen,
             traffic: self.traffic.into_iter().collect(),
             unknown: self.unknown,
             notes: self.notes,
@@ -171,6 +175,8 @@ mod tests {
         checked.costs.push(Cost { case: "a".into(), ms: 1.5 });
         checked.rounding = Some(Rounding { relative: 0.1, of_activations: f64::INFINITY });
         checked.notes.push("a note".into());
+        checked.lines.insert(3, [(0, true), (1, false)].into());
+        checked.unseen.extend(Unseen::of("", 7));
         checked.fail("n 1".into(), Wrong::NoTest);
         let since = CaseResults::from_checked(checked.clone());
         let mut line = Vec::new();

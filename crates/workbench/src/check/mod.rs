@@ -9,7 +9,8 @@
 //! device is elsewhere, is reported as such.
 //!
 //! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
-//! problem is rendered once more for a [`Runner`] that stands in for it. [`unknown`]: what that does not know.
+//! problem is rendered once more for a [`Runner`] that stands in for it. [`unknown`], [`unseen`]: what
+//! that does not know, and never gets.
 
 mod checked;
 pub mod child;
@@ -26,6 +27,7 @@ mod rounding;
 pub mod speed;
 mod trial;
 mod unknown;
+mod unseen;
 pub mod uses;
 mod wrong;
 
@@ -63,6 +65,7 @@ pub use rounding::Rounding;
 pub(crate) use rounding::{examine as examine_rounding, rounded};
 pub(super) use trial::whole;
 pub use unknown::Unknown;
+pub use unseen::Unseen;
 pub use wrong::{Failure, Wrong};
 
 /// Kernels of a check in a hurry that are compiled beside each other before any of them runs.
@@ -380,6 +383,11 @@ impl Checker<'_> {
         let marked = |(trial, kernel): &(Trial, Rendered)| {
             on.covers.then(|| Marked::new(self.library, template, trial, kernel, target)).flatten()
         };
+        if target.is_simulated && unseen::may_be(self.library, template) {
+            for (trial, kernel) in &kernels {
+                checked.unseen.extend(Unseen::find(self.library, template, trial, kernel, target));
+            }
+        }
         let mut marked: Vec<Option<Marked>> = kernels.iter().map(marked).collect();
         let text = |(marked, (_, kernel)): (&Option<Marked>, &(Trial, Rendered))| {
             Request::new(marked.as_ref().map_or(kernel, |marked| &marked.kernel), target)

@@ -166,7 +166,10 @@ impl Progress {
                 self.checked.n_cases += 1;
                 self.checked.fail(case, wrong);
             }
-            None => self.checked.fail("while no kernel ran".into(), wrong),
+            None => {
+                let wrong = if let Wrong::Died(death) = wrong { Wrong::Unstarted(death) } else { wrong };
+                self.checked.fail("while no kernel ran".into(), wrong);
+            }
         }
         if !goes_on {
             self.checked.fail("the other cases".into(), Wrong::NotRun { n_deaths: self.n_deaths });

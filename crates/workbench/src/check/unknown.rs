@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::trial::Trial;
 use super::{Checker, Wrong};
-use kernel::object::compile::{Request, known_words, unknown_word};
+use kernel::object::compile::{Request, instead_of, is_of_hip, known_words, unknown_word};
 use kernel::object::store::StoreError;
 use kernel::target::Target;
 use kernel::template::Template;
@@ -44,14 +44,14 @@ impl Checker<'_> {
             Some(Ok(())) => true,
             Some(Err(wrong)) => return Err(wrong),
             // Nobody else was asked: what looks like a word of HIP, and like no other one, may be one.
-            None if word.starts_with("__") && meant.is_none() => false,
+            None if is_of_hip(&word) && meant.is_none() => false,
             None => return Err(refused(error)),
         };
         let origins = Origins::trace(self.library, template, &trial.problem, &trial.params, target, kernel);
         let place = origins.and_then(|origins| origins.of_errors(error.log()).into_iter().next());
         let place = place.map(|(_, place)| place.to_string());
-        let about: Vec<String> =
-            place.into_iter().chain(meant.map(|meant| format!("did you mean `{meant}`?"))).collect();
+        let meant = meant.map(|meant| format!("did you mean `{meant}`?"));
+        let about: Vec<String> = place.into_iter().chain(meant).chain(instead_of(error.log())).collect();
         let about = if about.is_empty() { String::new() } else { format!(" ({})", about.join("; ")) };
         let compiled = if is_compiled { "the GPU's compiler compiled it; " } else { "" };
         Ok(Unknown { text: format!("{compiled}the simulator does not know `{word}`{about}"), is_compiled })

@@ -117,6 +117,9 @@ pub enum Wrong {
     /// The process that ran it ended.
     #[error("{0}")]
     Died(Death),
+    /// The process that was to run it ended before it ran any: nothing is known of the kernel.
+    #[error("{0}")]
+    Unstarted(Death),
     /// The process that was to run it ended too often.
     #[error("they were not run: {}", ended(*n_deaths))]
     NotRun { n_deaths: usize },
@@ -173,6 +176,7 @@ impl Wrong {
             self,
             Self::NoTest
                 | Self::NotRun { .. }
+                | Self::Unstarted(_)
                 | Self::Compile { .. }
                 | Self::Device(_)
                 | Self::Told { words: Some(_), .. }

@@ -40,7 +40,7 @@ pub use identity::Identity;
 pub use job::signal_name;
 pub use job::{CompileJob, CompileOutput, Failure, How, Stated, Toolchain};
 pub use process::{COMMAND, temporary_room};
-pub use sim::{known_words, unknown_word};
+pub use sim::{instead_of, is_of_hip, known_words, unknown_word};
 pub use worker::follow_parent;
 pub use worker::run as run_worker;
 

@@ -1,9 +1,11 @@
 //! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to
 //! a shared object.
 
-use std::fs;
 use std::sync::LazyLock;
+use std::{fs, io};
 
+use object::read::elf::{FileHeader as _, SectionHeader as _};
+use object::{LittleEndian, elf, pod};
 use regex::Regex;
 
 use super::hiprtc::forget_printed;
@@ -31,13 +33,25 @@ static VECTORS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
     let using = format!(r"using\s+(\w+)\s*=\s*([^;{{}}]+?)\s+{attribute}\s*;");
     [typedef, using].map(|pattern| Regex::new(&pattern).expect("a pattern"))
 });
+
+/// Bytes behind each variable in LDS that are nobody's: a kernel that steps past a variable is not to find the next
+/// one. As many as a block may have on most chips; not a multiple of a page, or the beginnings of all variables would
+/// share a line of the processor's cache.
+const GAP_BYTES: u64 = (64 << 10) + 320;
+
+/// LDS that has its size from the launch, which a static variable has not.
+const EXTERN_SHARED: &str = "extern __shared__";
+
 /// The user's word on which C++ compiler to use.
 const VARIABLE: &str = "CXX";
+
+/// Compiled to this, and linked from it.
+const COMPILED: &str = "compiled.o";
 
 /// Linked in a step of its own: the compiler would add its own race detector to what is instrumented for one. A kernel
 /// is C: it needs neither the C++ library nor what runs before `main`, and looking into those took most of the linker's
 /// time; what of libc the compiler calls is there when it is loaded.
-const LINK: [&str; 7] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", "compiled.o", "-lm", "-lgcc", "-o"];
+const LINK: [&str; 7] = ["-shared", "-nostdlib", "-Wl,--no-as-needed", COMPILED, "-lm", "-lgcc", "-o"];
 
 /// `c++`, `g++` or `clang++`.
 #[derive(Debug)]
@@ -109,6 +123,8 @@ fn options() -> Vec<String> {
         "-fno-tree-loop-distribute-patterns", // memset and memcpy would hide accesses
         // Without it LDS of inline functions would be one variable for all copies of an object in the process.
         "-fvisibility=hidden",
+        "-fdata-sections",          // room between variables in LDS: see `part_variables`
+        "-fstack-clash-protection", // a large array of a thread touches the page that ends its stack, and skips no page
         "-fno-exceptions",
         "-fno-rtti",
         "-fno-math-errno",
@@ -124,7 +140,7 @@ fn options() -> Vec<String> {
 fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
     let cannot = |error| unavailable(&format!("could not write into its folder: {error}"));
     fs::write(SOURCE, &job.source).map_err(cannot)?;
-    let compile = || run(command(job)?.args(["-c", SOURCE, "-o", "compiled.o"]).args(&job.options));
+    let compile = || run(command(job)?.args(["-c", SOURCE, "-o", COMPILED]).args(&job.options));
     match compile() {
         Err(Failure { how: How::Rejected, .. }) if job.source.contains(BEHIND_SIMULATOR) => {
             fs::write(SOURCE, with_words(&job.source)).and_then(|()| fs::write(WORDS_NAME, WORDS)).map_err(cannot)?;
@@ -133,8 +149,38 @@ fn compile(job: &CompileJob) -> Result<CompileOutput, Failure> {
         }
         made => made?,
     }
+    part_variables().map_err(|error| unavailable(&format!("could not make room between variables in LDS: {error}")))?;
     run(command(job)?.args(LINK).arg("object"))?;
-    made(job, format!("-c {LINK:?} {}", Digest::of(WORDS.as_bytes())), "cc1plus")
+    made(job, format!("-c {LINK:?} {GAP_BYTES} {}", Digest::of(WORDS.as_bytes())), "cc1plus")
+}
+
+/// Makes the section of each variable in LDS larger than the variable. Nothing of it is in the file: it is memory that
+/// begins as 0, and the symbol keeps the variable's size.
+fn part_variables() -> io::Result<()> {
+    let mut bytes = fs::read(COMPILED)?;
+    widen(&mut bytes, GAP_BYTES).map_err(io::Error::other)?;
+    fs::write(COMPILED, bytes)
+}
+
+/// Adds bytes to every section of an object that is one variable of memory that begins as 0.
+fn widen(bytes: &mut [u8], by: u64) -> Result<(), object::Error> {
+    type Header = elf::FileHeader64<LittleEndian>;
+    let endian = LittleEndian;
+    let header = Header::parse(&*bytes)?;
+    let first = usize::try_from(header.e_shoff(endian)).unwrap_or(usize::MAX);
+    let sections = header.sections(endian, &*bytes)?;
+    let is_variable = |section: &elf::SectionHeader64<LittleEndian>| {
+        let name = sections.section_name(endian, section).unwrap_or_default();
+        section.sh_type(endian) == elf::SHT_NOBITS && name.starts_with(b".bss.")
+    };
+    let places: Vec<usize> = sections.enumerate().filter(|(_, one)| is_variable(one)).map(|(i, _)| i.0).collect();
+    for i in places {
+        let at = first + i * size_of::<elf::SectionHeader64<LittleEndian>>();
+        if let Ok((section, _)) = pod::from_bytes_mut::<elf::SectionHeader64<LittleEndian>>(&mut bytes[at..]) {
+            section.sh_size.set(endian, section.sh_size.get(endian) + by);
+        }
+    }
+    Ok(())
 }
 
 /// The source with the further words, and with clang's vectors as these have them.
@@ -145,8 +191,35 @@ fn with_words(source: &str) -> String {
     source.replacen(BEHIND_SIMULATOR, &format!("\n#include \"{WORDS_NAME}\"{BEHIND_SIMULATOR}"), 1)
 }
 
+/// Whether a log refuses `extern __shared__`, which is `extern static` to the compiler: the variable, which clang does
+/// not name.
+fn extern_shared(log: &str) -> Option<Option<&str>> {
+    static REFUSED: LazyLock<Regex> = LazyLock::new(|| {
+        let gcc = r"error: conflicting specifiers in declaration of ['‘](\w+)['’]";
+        let clang = "error: cannot combine with previous 'extern' declaration specifier";
+        Regex::new(&format!("{gcc}|{clang}")).expect("a pattern")
+    });
+    REFUSED.captures(log).map(|found| found.get(1).map(|name| name.as_str()))
+}
+
+/// What to write in the place of a word that the simulator does not know.
+pub fn instead_of(log: &str) -> Option<String> {
+    let name = extern_shared(log)?.map_or_else(|| "it".to_owned(), |name| format!("`{name}`"));
+    Some(format!(
+        "declare {name} with its size, as in `__shared__ f32 x[64];`, or with `BLOCK_LDS` of `lib/hip/block_lds.hip.j2`"
+    ))
+}
+
+/// Whether a word looks like one of HIP, whatever it is.
+pub fn is_of_hip(word: &str) -> bool {
+    word.starts_with("__") || word == EXTERN_SHARED
+}
+
 /// What a log says that the simulator does not know: a word that is not declared there.
 pub fn unknown_word(log: &str) -> Option<&str> {
+    if extern_shared(log).is_some() {
+        return Some(EXTERN_SHARED);
+    }
     static UNKNOWN: LazyLock<Regex> = LazyLock::new(|| {
         let words = [
             r"error: ['‘](\w+)['’] was not declared in this scope",
@@ -195,6 +268,48 @@ mod tests {
         assert_eq!(unknown_word(log), Some("__builtin_amdgcn_x"));
         assert_eq!(unknown_word("kernel.hip:3: error: ‘half3’ does not name a type"), Some("half3"));
         assert_eq!(unknown_word("kernel.hip:3: error: expected ';'"), None);
+    }
+
+    #[test]
+    fn lds_of_the_launch_is_named_with_what_to_write() {
+        let log = "kernel.hip:28:3: error: conflicting specifiers in declaration of 'normed'\n\
+                   kernel.hip:30:5: error: 'normed' was not declared in this scope";
+        assert_eq!(unknown_word(log), Some(EXTERN_SHARED));
+        assert!(is_of_hip(EXTERN_SHARED) && is_of_hip("__clock64") && !is_of_hip("normed"));
+        let instead = instead_of(log).expect("known");
+        assert!(instead.starts_with("declare `normed` with its size") && instead.contains("`BLOCK_LDS`"), "{instead}");
+        let log = "kernel.hip:28:10: error: cannot combine with previous 'extern' declaration specifier";
+        assert_eq!(unknown_word(log), Some(EXTERN_SHARED));
+        assert!(instead_of(log).is_some_and(|instead| instead.starts_with("declare it with")));
+        assert_eq!(instead_of("kernel.hip:3:1: error: 'x' was not declared in this scope"), None);
+    }
+
+    /// Two variables of an object of the C++ compiler have the room between them, and their own sizes.
+    #[test]
+    fn what_is_behind_a_variable_is_nobodys() {
+        use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
+        use std::process::Command;
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = "extern \"C\" int f(int i) { static int one[4], other[8]; static int begun = 3; \
+                    return one[i]++ + other[i]++ + begun++; }";
+        fs::write(folder.path().join("x.cpp"), text).expect("written");
+        let args = ["-c", "x.cpp", "-O1", "-fPIC", "-fdata-sections", "-o", "x.o"];
+        assert!(Command::new("c++").args(args).current_dir(folder.path()).status().expect("it runs").success());
+        let mut bytes = fs::read(folder.path().join("x.o")).expect("read");
+        let sizes = |bytes: &[u8]| {
+            let file = object::File::parse(bytes).expect("an object");
+            let named = |name: &str| {
+                let mut symbols = file.symbols();
+                let one = symbols.find(|one| one.name().is_ok_and(|own| own.contains(name))).expect("a symbol");
+                let section = file.section_by_index(one.section_index().expect("a section")).expect("a section");
+                (one.size(), section.size())
+            };
+            ["one", "other", "begun"].map(named)
+        };
+        assert_eq!(sizes(&bytes), [(16, 16), (32, 32), (4, 4)]);
+        widen(&mut bytes, GAP_BYTES).expect("an object");
+        assert_eq!(sizes(&bytes), [(16, 16 + GAP_BYTES), (32, 32 + GAP_BYTES), (4, 4)]);
+        assert!(widen(&mut bytes[..40], 1).is_err());
     }
 
     #[test]
