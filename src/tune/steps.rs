@@ -25,6 +25,7 @@ use workbench::bench::limits::{self, Care, MachineLimits};
 use workbench::bench::measure::Bench;
 use workbench::bench::roofline::Model;
 use workbench::bench::suite::{self, BenchEffort, Suite, SuiteOptions};
+use workbench::tune::job::MOST_SEQUENCES;
 use workbench::tune::journal::{Journal, Key};
 use workbench::tune::step::{Decision, Outcome, StepWork, Steps, decide as decide_by};
 
@@ -33,9 +34,6 @@ const PAIRS: usize = 3;
 
 /// Batches whose steps decide where nobody says which, as far as steps have so many rows.
 const BATCHES: [u32; 5] = [1, 2, 8, 32, 256];
-
-/// More rows than these are prompts'.
-const MOST_BATCH: u32 = 1024;
 
 /// What whole steps say.
 pub(super) struct Decided {
@@ -102,7 +100,7 @@ pub(super) fn decide(
 fn works(setup: &Setup) -> Vec<StepWork> {
     let counts = setup.counts();
     let is_asked = !setup.args().tokens.is_empty();
-    let decides = |&batch: &u32| if is_asked { batch <= MOST_BATCH } else { BATCHES.contains(&batch) };
+    let decides = |&batch: &u32| if is_asked { batch <= MOST_SEQUENCES } else { BATCHES.contains(&batch) };
     let batches: BTreeSet<u32> = counts.decode.iter().copied().filter(decides).collect();
     let step = |batch: u32| (format!("decode, batch {batch}"), StepKind::Decode, batch);
     let mut steps: Vec<(String, StepKind, u32)> = batches.into_iter().map(step).collect();

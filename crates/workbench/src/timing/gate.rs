@@ -24,6 +24,10 @@ use reference::{self, Case, Output, Outputs, Tensor, Tensors};
 /// Operations of the reference that are not too many.
 const MOST_FLOP: f64 = 1e8;
 
+/// Operations in whose time an output is stored, hashed and compared, whatever it takes to compute: 12 million of
+/// `rmsnorm` took 5 and 6 s on a busy host.
+const FLOP_OF_OUTPUT: f64 = 400.0;
+
 /// Bytes that a GPU copies to the host in the time of another copy, whatever its size: some 15 us at 7 GB/s.
 const COPY_BYTES: usize = 100_000;
 
@@ -74,8 +78,10 @@ impl Gate {
     ) -> Result<Self, super::TimingError> {
         // Elements count as well: of all experts' weights a few rows need few operations, and making all takes long.
         let n_elements: usize = inputs.values().map(Tensor::len).sum();
-        let picks = picks(axes, case, work.flop.unwrap_or(work.total_bytes()).max(n_elements as f64));
         let sample = Sample { args: args.iter().collect(), problem, case };
+        let of_outputs = FLOP_OF_OUTPUT * sample.n_outputs()? as f64;
+        let flop = work.flop.unwrap_or(work.total_bytes()).max(n_elements as f64).max(of_outputs);
+        let picks = picks(axes, case, flop);
         let want = sample.run(&picks, inputs)?;
         let names = sample.args.iter().filter(|arg| !arg.is_scalar()).map(|arg| arg.name.as_str());
         let rounded = check::rounded(inputs, names).filter(|_| problem.precision == Precision::Bf16);
@@ -238,6 +244,14 @@ impl Sample<'_> {
         Ok(joined)
     }
 
+    /// Elements of all arguments that are written.
+    fn n_outputs(&self) -> Result<u64, ExpressionError> {
+        let written = self.args.iter().filter(|arg| arg.access != Access::Read);
+        let len =
+            |arg: &&Arg| Ok(ArgSpec::of(arg, self.problem).shape(&whole(&self.case.scalars))?.iter().product::<u64>());
+        written.map(len).sum()
+    }
+
     /// The case with as many entries of each picked axis as there are picks.
     fn part_of_case(&self, picks: &Picks) -> Case {
         let mut case = self.case.clone();
@@ -355,6 +369,14 @@ mod tests {
         assert_eq!(places(&[3, 4], &[vec![0, 2], vec![1, 3]]), [1, 3, 9, 11]);
         assert_eq!(places(&[2], &[vec![0, 1]]), [0, 1]);
         assert_eq!(grouped(&[0, 3], 2), [0, 1, 6, 7]);
+    }
+
+    #[test]
+    fn of_many_outputs_some_rows_are_looked_at() {
+        let case = Case { scalars: BTreeMap::from([("n_tokens".to_owned(), 4096.0)]), ..Case::default() };
+        let picked = picks(&["n_tokens".to_owned()], &case, FLOP_OF_OUTPUT * 4096.0 * 2880.0);
+        assert_eq!(picked["n_tokens"].len(), 86); // 1e8 / (400 * 2880)
+        assert!(picks(&["n_tokens".to_owned()], &case, FLOP_OF_OUTPUT * 64.0 * 2880.0).is_empty());
     }
 
     #[test]

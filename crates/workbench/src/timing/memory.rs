@@ -27,6 +27,10 @@ const MAX_BYTES: usize = 4 << 30;
 /// Most launches of one replay.
 const MAX_LAUNCHES: usize = 1024;
 
+/// Share of a launch's bytes below which it does not matter whether weights are cold, as those of a norm of many rows:
+/// hundreds of copies would make a round of hundreds of long launches.
+const COLD_SHARE: f64 = 1e-3;
+
 /// Times the last cache that a round of launches touches.
 const CACHES: f64 = 2.0;
 
@@ -98,6 +102,14 @@ pub(super) struct Memory {
     n_copies: usize,
 }
 
+/// Copies of what is cold, of which a launch touches so many bytes, and of all so many.
+fn copies(touched: f64, all: f64, cache_bytes: usize) -> usize {
+    if touched == 0.0 || touched < COLD_SHARE * all {
+        return 1;
+    }
+    (1.0 + CACHES * cache_bytes as f64 / touched).ceil().min(MAX_COPIES as f64) as usize
+}
+
 impl Memory {
     pub(crate) fn new(
         driver: &dyn Driver,
@@ -110,10 +122,7 @@ impl Memory {
         let streamed: Vec<bool> = args.iter().map(|arg| is_streamed(arg, &setup.scalars)).collect::<Result<_, _>>()?;
         let cold = args.iter().zip(&streamed).filter(|(_, streamed)| **streamed);
         let touched: f64 = cold.map(|(arg, _)| work.bytes.get(&arg.name).copied().unwrap_or(0.0)).sum();
-        let n_copies = match touched {
-            0.0 => 1,
-            touched => (1.0 + CACHES * setup.cache_bytes as f64 / touched).ceil().min(MAX_COPIES as f64) as usize,
-        };
+        let n_copies = copies(touched, work.total_bytes(), setup.cache_bytes);
         let mut largest = 1;
         for (arg, _) in args.iter().zip(&streamed).filter(|(_, streamed)| **streamed) {
             largest = largest.max(arg.len_bytes(&setup.scalars)?);
@@ -255,4 +264,20 @@ pub(super) fn elements(dtype: Dtype, bytes: &[u8], places: &[usize]) -> Tensor {
     let size = dtype.len_bytes(1);
     let picked: Vec<u8> = places.iter().flat_map(|&i| bytes[i * size..][..size].iter().copied()).collect();
     Tensor::from_bytes(dtype, &picked)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_that_hardly_count_need_no_copies() {
+        let cache = 50_000_000;
+        // 2880 x 5120 in bf16 and one row: twice the cache is touched before a copy's turn comes again.
+        assert_eq!(copies(29_491_200.0, 29_517_440.0, cache), 5);
+        // The scale of a norm, in bf16, of one row of 2880 and of 4096.
+        assert_eq!(copies(5_760.0, 23_040.0, cache), MAX_COPIES);
+        assert_eq!(copies(5_760.0, 70_784_640.0, cache), 1);
+        assert_eq!(copies(0.0, 1e6, cache), 1);
+    }
 }

@@ -71,6 +71,10 @@ const FLOP_PER_BYTE: f64 = 20.0;
 /// A guess: what a launch takes that does nothing, in bytes that could be moved meanwhile.
 const LAUNCH_BYTES: f64 = 1e6;
 
+/// Most sequences of a step that is timed, if prompts have as many rows: each is alone in its slot, and keys and
+/// values of thousands take minutes to make.
+pub const MOST_SEQUENCES: u32 = 1024;
+
 impl Counts {
     /// Those of a chip's usual steps: up to 256 sequences, and prompts in chunks of up to 512 rows, or 4096 on a GPU.
     pub fn for_target(target: &Target) -> Self {
@@ -197,7 +201,11 @@ impl TuningJob {
         let decode = counts.decode.iter().map(|&n| at(StepKind::Decode, n));
         let prompt = counts.prompt.iter().map(|&n| at(StepKind::Mixed, n));
         let mut pieces: Vec<Piece> = match asked.rows {
-            Rows::All if looks_at_positions(&asked.problem) => decode.chain(prompt).collect(),
+            Rows::All if looks_at_positions(&asked.problem) => {
+                let is_step =
+                    |piece: &Piece| piece.n_tokens <= MOST_SEQUENCES || !counts.prompt.contains(&piece.n_tokens);
+                decode.filter(is_step).chain(prompt).collect()
+            }
             Rows::All => {
                 // Rows are rows: what kind of step they are of is nothing to them.
                 decode.chain(counts.prompt.iter().map(|&n| at(StepKind::Decode, n))).collect()
@@ -234,4 +242,41 @@ impl TuningJob {
 /// Whether it matters to a problem which slots its rows are in.
 fn looks_at_positions(problem: &Problem) -> bool {
     problem.ops.iter().any(|op| op == "attention" || op == "rope_kv")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use kernel::template::Precision;
+
+    #[test]
+    fn thousands_of_rows_are_a_prompts() {
+        let problem = Problem {
+            ops: vec!["rope_kv".to_owned()],
+            dims: BTreeMap::new(),
+            constants: BTreeMap::new(),
+            flags: BTreeMap::new(),
+            dtypes: BTreeMap::new(),
+            precision: Precision::Bf16,
+            keeps: BTreeSet::new(),
+        };
+        let asked = TuningProblem {
+            label: String::new(),
+            problem,
+            n_nodes: 1,
+            rows: Rows::All,
+            scalars: BTreeMap::new(),
+            parts: Vec::new(),
+        };
+        let job = TuningJob { problems: vec![asked], ..TuningJob::default() };
+        let steps = |counts: &Counts| -> Vec<(StepKind, u32)> {
+            job.of_problem(0, counts).iter().map(|piece| (piece.step, piece.n_tokens)).collect()
+        };
+        let both = [(StepKind::Decode, 8), (StepKind::Mixed, 8), (StepKind::Mixed, 4096)];
+        assert_eq!(BTreeSet::from_iter(steps(&Counts::only(&[8, 4096]))), BTreeSet::from(both));
+        let decode = Counts { prompt: Vec::new(), ..Counts::only(&[4096]) };
+        assert_eq!(steps(&decode), [(StepKind::Decode, 4096)]); // asked for by `--rows decode`
+    }
 }
