@@ -155,12 +155,13 @@ fn print(
         AgainstReference::Unknown(why) => format!("wrong: not what was captured; {why}"),
     };
     output.line(&format!("{label}{} on {device}: {verdict}", listed(&replayed.params)))?;
-    for ReplayedOutput { name, n_elements, n_different, largest, relative } in &replayed.outputs {
+    for ReplayedOutput { name, n_elements, n_open, n_different, largest, relative } in &replayed.outputs {
+        let open = if *n_open > 0 { format!("; the contract leaves {n_open} more open") } else { String::new() };
         output.line(&match n_different {
-            0 => format!("  `{name}`: its {n_elements} elements are those that were captured"),
+            0 => format!("  `{name}`: its {n_elements} elements are those that were captured{open}"),
             _ => format!(
                 "  `{name}`: {n_different} of {n_elements} elements differ from those that were captured, by {largest:.3e} at \
-                 most, {relative:.1e} of the norm"
+                 most, {relative:.1e} of the norm{open}"
             ),
         })?;
     }
@@ -183,7 +184,7 @@ fn to_json(stored: &CapturedLaunch, label: &str, device: &str, replayed: &Replay
     let finite = |number: f64| Some(number).filter(|number| number.is_finite());
     let outputs = replayed.outputs.iter().map(|one| {
         json!({
-            "name": one.name, "elements": one.n_elements, "different": one.n_different,
+            "name": one.name, "elements": one.n_elements, "open": one.n_open, "different": one.n_different,
             "largest": finite(one.largest), "relative": finite(one.relative),
         })
     });

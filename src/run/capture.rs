@@ -9,6 +9,7 @@ use crate::output::Output;
 use crate::output_file::OutputFile;
 use crate::usage::UsageError;
 use engine::Engine;
+use engine::device::Device;
 use engine::plan::capture::{Capture, CapturedLaunch};
 use system::units::human_bytes;
 use workbench::replay::file;
@@ -82,7 +83,9 @@ impl CaptureArgs {
 
 impl Captures {
     /// Writes what was taken.
-    pub(super) fn finish(self, output: &Output) -> anyhow::Result<()> {
+    ///
+    /// `device`: where the model ran.
+    pub(super) fn finish(self, device: &Device, output: &Output) -> anyhow::Result<()> {
         let Self { args, file } = self;
         let Some(launch) = args.taken.lock().unwrap_or_else(PoisonError::into_inner).take() else {
             let (node, step) = args.launch()?;
@@ -98,7 +101,7 @@ impl Captures {
         let path = Path::new(&args.capture_launch[1]).display();
         let (label, template) = (&launch.label, &launch.template);
         output.note(&format!(
-            "{label} by {template} is in `{path}` ({}): `gptoss-jit kernels replay {path}`",
+            "{label} by {template} is in `{path}` ({}): `gptoss-jit kernels replay {path} --device {device}`",
             human_bytes(n_bytes as u64)
         ));
         Ok(())

@@ -173,12 +173,13 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
         return Err(UsageError(why.into()).into());
     }
     let captures = args.capture.create()?;
+    let device = args.device.device.clone();
     match mode {
         Mode::Generate => generate::run(&args, output),
         Mode::Chat => chat::run(&args, output),
         Mode::Getp => getp::run(args, output),
     }?;
-    captures.map_or(Ok(()), |captures| captures.finish(output))
+    captures.map_or(Ok(()), |captures| captures.finish(&device, output))
 }
 
 /// Writes what shards of getp kept: see [`super::merge`].

@@ -175,8 +175,11 @@ fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) ->
 fn never_followed(library: &Library, row: &TuningRow, target: &Target) -> Option<Never> {
     let never = |is_of_target: bool, why: String| Some(Never { why, is_of_target });
     if row.template == APART {
-        let passed_over = || format!("the row is passed over: {}", apart_alone(&row.op));
-        return never(false, passed_over()).filter(|_| !row.op.contains('+'));
+        return match row.params.keys().next() {
+            _ if !row.op.contains('+') => never(false, format!("the row is passed over: {}", apart_alone(&row.op))),
+            Some(name) => never(false, format!("`{APART}` has no parameters: `{name}` is for nothing")),
+            None => None,
+        };
     }
     let (label, of_its_ops) = (&row.template, row.template.rsplit_once('/').map_or("", |(ops, _)| ops));
     let of_label = library.templates_where(|ops, _| ops == of_its_ops);
@@ -318,6 +321,9 @@ mod tests {
         assert_eq!(told, ["the row is passed over: `apart` is for runs of ops, and `linear` is a single one"]);
         assert_eq!(warned.len(), 1, "{warned:?}");
         assert_eq!(found("gfx1100", &row("rmsnorm+linear", "apart", ""), &all), (vec![], vec![]));
+        let with_params = format!("{}params = {{ rows = 2 }}\n", row("rmsnorm+linear", "apart", ""));
+        let (told, _) = found("gfx1100", &with_params, &all);
+        assert_eq!(told, ["`apart` has no parameters: `rows` is for nothing"]);
         let place = |line: usize| (format!("a.toml:{line}"), "no".to_owned());
         let lines = grouped([place(1), place(4), ("b.toml:1".into(), "no".into()), place(9)].into_iter());
         assert_eq!(lines, ["a.toml:1 and 2 more rows: no", "b.toml:1: no"]);

@@ -25,7 +25,8 @@ const MAX_TOLD: usize = 4;
 
 /// What a compiler says of a line that is wrong, and of one that asks for a text of C++ or of a macro where that is
 /// wrong: GCC's words, then clang's.
-const BLAMES: [&str; 5] = ["error", "required from", "in expansion of macro", "requested here", "expanded from macro"];
+const BLAMES: [&str; 6] =
+    ["error", "Error: ", "required from", "in expansion of macro", "requested here", "expanded from macro"];
 
 /// What compilers call the text of a kernel in their messages, up to the line's number.
 const NAMES: [&str; 4] = ["kernel.hip:", "kernel.hip(", "kernel.c:", "kernel.c("];

@@ -228,6 +228,11 @@ pub fn unknown_word(log: &str) -> Option<&str> {
             r"error: there are no arguments to ['‘](\w+)['’] that depend on a template parameter",
             r"error: use of undeclared identifier '(\w+)'",
             r"error: unknown type name '(\w+)'",
+            // An instruction of a GPU in an `asm`, and an option of its compiler.
+            r"Error: no such instruction: [`'](\w[^'\n]*)'",
+            r"error: invalid instruction mnemonic '([^'\n]+)'",
+            r"error: unrecognized command[- ]line option ['‘](-[^'’\n]+)['’]",
+            r"error: unknown argument:? '(-[^'\n]+)'",
         ];
         Regex::new(&words.join("|")).expect("a pattern")
     });
@@ -268,6 +273,12 @@ mod tests {
         assert_eq!(unknown_word(log), Some("__builtin_amdgcn_x"));
         assert_eq!(unknown_word("kernel.hip:3: error: ‘half3’ does not name a type"), Some("half3"));
         assert_eq!(unknown_word("kernel.hip:3: error: expected ';'"), None);
+        let log = "kernel.hip: Assembler messages:\nkernel.hip:231: Error: no such instruction: `s_waitcnt vmcnt(0)'";
+        assert_eq!(unknown_word(log), Some("s_waitcnt vmcnt(0)"));
+        let log = "<inline asm>:1:2: error: invalid instruction mnemonic 's_waitcnt'";
+        assert_eq!(unknown_word(log), Some("s_waitcnt"));
+        let log = "c++: error: unrecognized command-line option '-fgpu-flush-denormals-to-zero'";
+        assert_eq!(unknown_word(log), Some("-fgpu-flush-denormals-to-zero"));
     }
 
     #[test]
