@@ -1,4 +1,4 @@
-//! `logits`: the logits after every token of given ids, written down or compared.
+//! `logits`: computes the logits after every given token id, and writes or compares them.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! All output of the program goes through here.
+//! The only place through which the program prints.
 
 use std::io::{self, IsTerminal, Write};
 

@@ -1,4 +1,4 @@
-//! The steps of a model whose plan is made and not loaded: what each launches.
+//! A model's steps, planned and not loaded: the launches of each.
 
 use crate::spans::{self, SpanLine};
 use engine::graph::placement::Place;

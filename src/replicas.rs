@@ -1,4 +1,4 @@
-//! `-g N`: the model on N devices of this machine, each in a process of its own, which is this program again.
+//! `-g N`: the model on N devices of this machine, each in its own process of this program.
 
 use std::ffi::OsString;
 

@@ -1,9 +1,8 @@
 //! Messages on stderr.
 //!
 //! A message never ends or changes an answer. Writing one cannot fail: if stderr is full, closed or a pipe without a
-//! reader, the message is lost and nothing else. A server must not wait either, for a reader that has stopped reading:
-//! its messages go through a queue to a thread that writes them; those for which the queue has no room are dropped and
-//! counted.
+//! reader, only the message is lost. A server must not wait for a reader either: its messages go through a queue to a
+//! thread that writes them, and those for which the queue has no room are dropped and counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};

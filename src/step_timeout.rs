@@ -1,4 +1,4 @@
-//! How long a GPU may work on a step before it is given up.
+//! The time after which a GPU that does not finish a step is given up.
 
 use std::env;
 use std::time::Duration;

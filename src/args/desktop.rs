@@ -1,4 +1,4 @@
-//! What is left to the desktop on a card that shows one: memory, and turns.
+//! Consideration for the desktop on a card with a display: memory, and short launches.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What keys and values take, and how long steps are.
+//! Flags of keys and values, and of the length of steps.
 
 use clap::Args;
 use engine::Sizes;

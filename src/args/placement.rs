@@ -1,5 +1,4 @@
-//! What of a model the device has, and what of it stays in main memory: experts for the processor, the embedding for
-//! the device.
+//! Which parts of a model stay in main memory: experts for the processor, and the embedding table.
 
 use std::time::{Duration, Instant};
 

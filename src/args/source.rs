@@ -1,4 +1,4 @@
-//! Where templates and tuning tables come from, and what is compiled for: flags that several commands have.
+//! Flags that several commands share: where templates and tuning tables come from, and the target.
 
 use std::path::PathBuf;
 

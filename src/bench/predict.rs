@@ -1,5 +1,5 @@
-//! `bench --predict`: what a decode step would take on a GPU that is not here. The plan is the one that loading the
-//! model makes, its kernels are compiled, and [`workbench::predict`] reads what came of it.
+//! `bench --predict`: predicts the time of a decode step on a GPU that is not here. The plan is the one that loading
+//! the model makes; its kernels are compiled, and [`workbench::predict`] reads their machine code.
 
 use std::io::Write;
 

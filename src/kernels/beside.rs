@@ -1,4 +1,4 @@
-//! A template beside what runs today in its place, at a model's real shapes: predicted from the objects of both.
+//! Compares a template with the one that runs today, at a model's real shapes: predicted from the objects of both.
 
 use std::sync::Arc;
 

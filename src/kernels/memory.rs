@@ -1,5 +1,5 @@
-//! `kernels check --memory`: where waves of a template meet in banks of LDS, and touch more lines of the cache than
-//! they need.
+//! `kernels check --memory`: where a template's waves have bank conflicts in LDS, and touch more cache lines than they
+//! need.
 
 use std::collections::BTreeMap;
 

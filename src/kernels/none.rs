@@ -1,4 +1,4 @@
-//! Why a name selects no template: it is misspelled, or those that it names do not fit the target.
+//! Explains why a name selects no template: it is misspelled, or the templates of that name do not fit the target.
 
 use std::sync::Arc;
 

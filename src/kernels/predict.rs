@@ -1,4 +1,4 @@
-//! `kernels predict`: times that a journal of `tune` has, beside those that are predicted from the kernels' objects.
+//! `kernels predict`: the times of a journal of `tune`, compared with predictions from the kernels' objects.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};

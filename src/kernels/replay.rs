@@ -1,4 +1,4 @@
-//! `kernels replay`: a launch that `run --capture-launch` wrote, made again by any kernel on any device.
+//! `kernels replay`: repeats a launch that `run --capture-launch` wrote, with any kernel on any device.
 
 use std::path::PathBuf;
 

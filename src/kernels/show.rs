@@ -1,6 +1,6 @@
 //! `kernels show`: a template as the compiler gets it, for a problem that it fits.
 //!
-//! Without a word about the problem it is the first one of gpt-oss-20b's forward pass that the template fits, else the
+//! Without flags for the problem, it is the first one of gpt-oss-20b's forward pass that the template fits, else the
 //! first of its op's tests; stderr says which.
 
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! `kernels check --watch FILE`: whenever the file is saved, one line that says whether it is right, and how long it
-//! takes beside what runs today.
+//! `kernels check --watch FILE`: at each save, one line that says whether the kernel is right, and how fast it is
+//! compared with what runs today.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! `run -m generate`: a prompt, and how the model goes on.
+//! `run -m generate`: continues a prompt.
 
 use std::io::{IsTerminal, stdin};
 use std::time::Instant;

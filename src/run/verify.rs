@@ -1,4 +1,4 @@
-//! `run -m getp -v FILE`: the generated ids against a file of expected ones.
+//! `run -m getp -v FILE`: compares the generated ids with a file of expected ones.
 
 use std::path::Path;
 

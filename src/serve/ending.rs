@@ -1,4 +1,4 @@
-//! What ends a server: signals, or what Windows has in their place.
+//! What ends a server: signals, or their equivalents on Windows.
 
 use std::io;
 

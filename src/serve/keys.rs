@@ -1,6 +1,6 @@
 //! The API keys of a server: those of its flags, of a file, and of a variable.
 //!
-//! A key that no request can bring would let nobody in, and one of nothing everybody: both are errors.
+//! A key that no request can contain would admit no one, and an empty key everyone: both are errors.
 
 use std::ffi::OsString;
 use std::fs;

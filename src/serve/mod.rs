@@ -1,5 +1,5 @@
-//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
-//! tells its address when it can answer, and drains before it ends.
+//! `serve`: OpenAI's API over HTTP. Here are its flags, its model, and its life: it binds before it loads, prints its
+//! address when it can answer, and drains before it ends.
 
 pub(crate) mod config;
 mod ending;

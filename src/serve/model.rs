@@ -1,4 +1,4 @@
-//! What is behind a server: an engine on its thread, or a script.
+//! The backend of a server: an engine on its thread, or a script.
 
 use std::path::Path;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! A replica of `serve -g N`: it has the model, and answers the process that started it.
+//! A replica of `serve -g N`: it has the model, and answers its parent process.
 
 use super::Args;
 use super::model::{Spoken, cache_facts, fingerprint, shares_cores};

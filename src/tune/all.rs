@@ -1,5 +1,5 @@
-//! All pieces in their order: first those at which parameters are searched for, of every problem, then what is compared
-//! and what lies between. Whatever ends it early, the numbers of rows that matter most were searched.
+//! All pieces in their order: first the row counts at which parameters are searched, for every problem, then
+//! comparisons and the counts between. If the job ends early, the most important row counts have been searched.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! `tune diff`: two tables held against each other on a device.
+//! `tune diff`: compares two tables on a device.
 
 use std::path::{Path, PathBuf};
 

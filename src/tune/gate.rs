@@ -1,5 +1,5 @@
-//! Correctness of predicted rows: a kernel that they would choose has run in the simulator, or has the text that the
-//! program's own tests run there.
+//! Checks predicted rows: a kernel that they would choose has run in the simulator, or has the text that the program's
+//! own tests run there.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

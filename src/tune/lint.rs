@@ -1,4 +1,4 @@
-//! `tune lint`: rows of tables that deserve a look.
+//! `tune lint`: finds tuning rows that deserve a look.
 
 use std::fmt;
 

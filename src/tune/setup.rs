@@ -1,4 +1,4 @@
-//! What is tuned, and who judges.
+//! What is tuned, and which judge is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Whole steps with the rows that were found and without them, beside what the machine could do at most.
+//! Whole steps with and without the new rows, compared with the machine's limits.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,4 @@
-//! What was found, as rows of the target's tuning table.
+//! Writes the results as rows of the target's tuning table.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,4 @@
-//! Answers, written down in the order of their prompts.
+//! Writes the answers in the order of their prompts.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Lines to requests: what each asks for, and what all of them need.
+//! Makes requests of lines, and collects what all of them need.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};

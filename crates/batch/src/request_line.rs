@@ -1,4 +1,4 @@
-//! What one line asks for: a prompt, and how it is to be answered.
+//! One line of a file of prompts: a prompt, and how to answer it.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Requests through an engine, or through several, as slots get free, each answer recorded when it is finished.
+//! Runs requests through one engine, or several, as slots become free, and records each answer when it is finished.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;

@@ -1,5 +1,5 @@
 //! comgr, AMD's code object manager, opened with dlopen: disassembles an object and finds the source line of each
-//! instruction. hipRTC needs it, so wherever objects are made they can be read.
+//! instruction. hipRTC needs comgr, so it is available wherever AMD objects are compiled.
 //!
 //! It is an LLVM in a library: use it only in a process that may die. [`sys`] has the functions.
 

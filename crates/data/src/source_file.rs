@@ -1,4 +1,4 @@
-//! A file of the template library: its text, where it came from, and how to point into it.
+//! A file of the template library: its text, its origin, and places in it for errors.
 
 use std::fmt;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! What a model's steps are, before anything is loaded: needs a target and no device.
+//! The graph and the sizes of a model's steps before anything is loaded. Needs a target, but no device.
 
 use std::collections::BTreeMap;
 

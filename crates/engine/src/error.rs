@@ -1,4 +1,4 @@
-//! What can go wrong in an engine.
+//! Errors of an engine.
 
 use super::blueprint::BlueprintError;
 use super::extras::ExtrasError;

@@ -1,4 +1,4 @@
-//! Logits themselves, for comparing: of tokens that are given, and of each device.
+//! Teacher-forced logits, and the logits of each device, for comparisons.
 
 use bytemuck::cast_slice;
 

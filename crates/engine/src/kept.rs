@@ -1,4 +1,4 @@
-//! What the prefix cache holds, as bytes: read from the device, and brought back to it.
+//! Copies the prefix cache's contents, as bytes, from the device and back to it.
 
 use super::{Engine, EngineError};
 use crate::scheduler::{BlockRange, PrefixBlock, PrefixPart};

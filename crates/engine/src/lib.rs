@@ -1,8 +1,8 @@
-//! The library face: load a model, submit requests, step, take tokens. `examples/generate.rs` and `examples/batch.rs`
-//! do that.
+//! The engine as a library: load a model, submit requests, step, take tokens. See `examples/generate.rs` and
+//! `examples/batch.rs`.
 //!
-//! [`graph`] is the forward pass, [`plan`] what launches it on a [`device`], [`scheduler`] which rows go into the next
-//! step.
+//! [`graph`] is the forward pass, [`plan`] launches it on a [`device`], and [`scheduler`] decides which rows go into
+//! the next step.
 
 mod ahead;
 pub mod blueprint;

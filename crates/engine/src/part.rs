@@ -1,5 +1,5 @@
-//! Loading a device's part of a model: its memory, the tensors that the graph calls external, and how many layers'
-//! experts the processor has to take.
+//! Loads a device's part of a model: its memory, the graph's external tensors, and the number of layers whose experts
+//! the processor computes.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A watchdog for hanging devices: the thread that waits for a device does so in a vendor's library and could wait
-//! forever, so another thread looks at the clock.
+//! A watchdog for devices that hang. The thread that waits for a device is inside a vendor's library and could wait
+//! forever, so another thread measures the time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};

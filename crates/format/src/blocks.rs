@@ -1,9 +1,9 @@
 //! Block formats, whose numbers share parameters: a table with a row for each.
 //!
-//! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
-//! filled to whole blocks, and beside them every parameter, one value for each block or for each part of one. Codes of
-//! fewer bits than a byte share bytes, the first in the lowest bits; bits of a code beyond those are a parameter, too.
-//! How files have blocks is the readers' matter; what a code stands for is the reference's.
+//! In memory, and as a kernel's arguments, a tensor in such a format is several tensors: the codes, row after row,
+//! each row filled to whole blocks, and every parameter, with one value for each block or each part of one. Codes of
+//! fewer bits than a byte share bytes, the first in the lowest bits; further bits of a code are a parameter too.
+//! Readers know how files store blocks; the reference knows what a code means.
 
 use super::Dtype;
 

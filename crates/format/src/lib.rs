@@ -1,5 +1,5 @@
-//! Element types of tensors, as the templates and the checkpoint formats name them. Those of [`format`]s with blocks
-//! are the types of codes.
+//! Element types of tensors, as templates and checkpoint formats name them. For [`format`]s with blocks, these are the
+//! types of codes.
 
 mod blocks;
 

@@ -1,9 +1,9 @@
-//! What a compiled object says of its kernels: arguments, registers, LDS, wave size, block size. Here is how AMD's say
-//! it; `cubin` reads NVIDIA's.
+//! Reads a compiled object's description of its kernels: arguments, registers, LDS, wave size, block size. AMD's form
+//! is read here; `cubin` reads NVIDIA's.
 //!
 //! A code object is an ELF file with a note `AMDGPU`, whose contents are MessagePack (LLVM's AMDGPUUsage, "Code Object
-//! V3 and Above Metadata"). Nothing of it is trusted: damaged bytes are an error. Memory grows with the bytes that
-//! are there, never by a length that they only state. The machine code is not looked at.
+//! V3 and Above Metadata"). The reader trusts nothing: damaged bytes are an error, and memory grows with the bytes
+//! that are there, never by a stated length. It does not look at the machine code.
 
 use object::LittleEndian;
 use object::elf::{EM_AMDGPU, FileHeader64};

@@ -1,4 +1,4 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use hint::Hint;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Memory nodes of this machine: each has some of the cores and some of the memory, and reads the others' more slowly.
-//! Weights that all cores read are spread over all nodes, page by page, so that the memory of all of them is read.
+//! Memory nodes of this machine: each has some of the cores and some of the memory, and reads other nodes' memory more
+//! slowly. Weights that all cores read are spread over all nodes, page by page, to use the bandwidth of all of them.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! How much power a device takes, as its driver says.
+//! The power that a device draws, as its driver reports it.
 
 use std::fmt;
 use std::fs;

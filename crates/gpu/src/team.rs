@@ -1,5 +1,5 @@
-//! Threads that do the blocks of launches together. Behind a launch they look for the next one before they sleep, so
-//! that it is handed over in about a microsecond.
+//! Threads that run the blocks of launches together. After a launch they look for the next one before they sleep, so
+//! that a launch is handed over in about a microsecond.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;

@@ -1,4 +1,4 @@
-//! The functions of the HIP runtime as the library has them: types, constants, and pointers looked up once.
+//! The C functions of the HIP runtime: types, constants, and pointers looked up once.
 //!
 //! Types and numbers are those of `hip/hip_runtime_api.h`; enumerations are integers, because a newer library may know
 //! more of them. Numbers were compared between the headers of HIP 5.2, 6.0 and 6.2: none of those below changed.

@@ -1,5 +1,4 @@
-//! Kernels compiled ahead, for machines that are not here: chosen as loading a model chooses them, and put into a
-//! bundle.
+//! Kernels compiled ahead for other machines: chosen as loading a model chooses them, and written into a bundle.
 
 use std::collections::BTreeSet;
 use std::io;

@@ -1,5 +1,5 @@
-//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
-//! function for `run`, `tune` and `kernels plan`.
+//! Which template, with which parameters, and why: first the row of the tuning tables, then the other candidates.
+//! `run`, `tune` and `kernels plan` all use this one function.
 
 pub mod useless;
 

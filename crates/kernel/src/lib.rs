@@ -1,5 +1,5 @@
 //! Kernels that are data. A [`template`] is rendered for a [`target`], compiled or found as an [`object`], and chosen
-//! by the [`tuning`] tables: [`pipeline`] is all of that in one call.
+//! by the [`tuning`] tables; [`pipeline`] does all of that in one call.
 
 pub mod ahead;
 pub mod choice;

@@ -1,4 +1,4 @@
-//! The whole way of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
+//! The whole path of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
 //! graph calls nothing else.
 
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! What the C library keeps of memory that was freed.
+//! Settings of the C library's heap: how much freed memory it keeps.
 
 /// From here on, memory of 4 MiB or more is the system's again as soon as it is freed. Otherwise glibc raises the
 /// size from which it maps memory to that of the largest piece that was freed, 32 MiB at most, and keeps twice as much

@@ -1,6 +1,6 @@
-//! Foreign files: only regular ones are opened. They are mapped read-only, as reference-counted [`Bytes`] whose slices
-//! keep the mapping alive, or read whole up to a bound. Also: memory for what is made from such slices, and the heap's
-//! settings.
+//! Files of other programs: only regular files are opened. They are mapped read-only, as reference-counted [`Bytes`]
+//! whose slices keep the mapping alive, or read whole up to a bound. Also: memory for converted tensors, and the
+//! heap's settings.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! From a model's name to an engine, as `run` does it, with fewer choices: one device, which has the whole model.
+//! Loads an engine by a model's name, as `run` does, with fewer choices: one device, which has the whole model.
 
 use std::path::PathBuf;
 use std::sync::Arc;

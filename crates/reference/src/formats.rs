@@ -1,4 +1,4 @@
-//! What numbers in blocks are: a decoder for each format, and random blocks.
+//! Numbers in blocks: a decoder for each format, and random blocks.
 
 use std::borrow::Cow;
 

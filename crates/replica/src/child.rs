@@ -1,4 +1,4 @@
-//! The side of a replica that computes.
+//! The child's side of a replica: computes.
 
 use std::io::{self, BufRead, Write};
 use std::process;

@@ -1,9 +1,8 @@
-//! Copies of the model on several devices of this machine, each in a process of its own, which is this program again.
+//! Copies of the model on several devices of this machine, each in its own process of this program.
 //!
-//! [`Replica`] is such a process as the one that started it sees it, [`child`] is the process's own side. They talk in
-//! lines of JSON: over the child's stdin go orders, of whatever type whoever uses this needs; over its stdout
-//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`WireRequest`] is a request, in such a
-//! line.
+//! [`Replica`] is such a process as its parent sees it, [`child`] is the process's own side. They exchange lines of
+//! JSON: orders of the user's type over the child's stdin, [`Line`]s over its stdout. A child ends when its stdin
+//! does, whatever ended the parent. [`WireRequest`] is a request in such a line.
 
 pub mod child;
 mod parent;

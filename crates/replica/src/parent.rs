@@ -1,4 +1,4 @@
-//! The side of a replica that gives orders and watches.
+//! The parent's side of a replica: gives orders and watches.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

@@ -1,9 +1,9 @@
-//! JSON bodies: read up to a limit and in time, and errors that name the field.
+//! JSON bodies: read with limits of size and time; errors name the field.
 //!
-//! A body is looked over before it is read as JSON ([`Extent`]): texts that no prompt can have, and lists that would
-//! take many times the memory of their bytes, are refused without being copied once.
+//! A body is scanned before it is parsed ([`Extent`]): texts longer than any prompt, and lists that would take many
+//! times the memory of their bytes, are refused without a copy.
 //!
-//! What is unknown in a body is ignored. `null` means absent. All fields are read through [`super::field::Field`].
+//! Unknown fields are ignored. `null` means absent. All fields are read through [`super::field::Field`].
 
 use std::fmt;
 use std::io::Read as _;

@@ -1,4 +1,4 @@
-//! A conversation as its client gives it, and as the model is to read it: what both chat APIs have in common.
+//! A conversation as the client sent it, and as the model reads it: the common part of the chat APIs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! The form of an answer, as clients of several servers ask for it: `response_format` and `text.format` of OpenAI,
-//! `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp,
+//! The requested form of an answer, in the fields of several servers' clients: `response_format` and `text.format` of
+//! OpenAI, `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp,
 //! `output_config.format` of Anthropic.
 
 use serde_json::Value;

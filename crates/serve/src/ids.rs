@@ -1,4 +1,4 @@
-//! Ids of requests, answers and items: unpredictable without this process's secret, and unique.
+//! Ids of requests, answers and items: unique, and unpredictable without this process's secret.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};

@@ -1,4 +1,4 @@
-//! Which requests a backend takes, and the count of those that it has.
+//! Decides which requests a backend takes, and counts those that it has.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

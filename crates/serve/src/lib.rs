@@ -1,9 +1,9 @@
 //! `gptoss-jit serve`: OpenAI's API over HTTP.
 //!
-//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
-//! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
-//! common is [`Server`].
+//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits,
+//! formats or encodes. The tasks at the other end do everything else (JSON, templates, parsing). They see a
+//! [`backend::Backend`], which may be a script ([`replay`]) instead. There is a file per endpoint; [`Server`] is what
+//! all of them share.
 
 mod about;
 pub(crate) mod answer;

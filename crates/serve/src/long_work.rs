@@ -1,5 +1,5 @@
-//! Work that would keep a thread from its streams: encoding long texts, compiling new grammars. It runs on other
-//! threads, a few tasks at a time, and is given up when its client leaves.
+//! Work that would delay a thread's streams: encoding long texts, compiling new grammars. It runs on other threads, a
+//! few tasks at a time, and is abandoned when its client leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, a few of our own, and what
-//! `/proc` says of the process.
+//! Prometheus metrics: vLLM's names after a prefix, for existing dashboards, a few names of our own, and the process's
+//! figures from `/proc`.
 
 mod process;
 

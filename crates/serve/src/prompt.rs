@@ -1,4 +1,4 @@
-//! From a request of either chat API to generations.
+//! Makes generations from a request of a chat API.
 
 use std::fmt;
 use std::sync::Arc;

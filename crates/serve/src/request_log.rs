@@ -1,4 +1,4 @@
-//! What every HTTP request gets: an id, a line in the log, and an answer even where the handler panics.
+//! Wraps every HTTP request: gives it an id and a line in the log, and answers even if the handler panics.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,7 +1,7 @@
-//! Streams of events: `text/event-stream`, with a comment where nothing came for a while.
+//! Streams of events: `text/event-stream`, with a comment after a time without events.
 //!
-//! There is an event for every token of every stream: they are written as they go over the wire, once, and what comes
-//! at a time is sent at once.
+//! Every token of every stream may be an event, so events are written once, in the form that goes over the wire, and
+//! events that are ready together are sent together.
 
 use std::convert::Infallible;
 use std::pin::Pin;

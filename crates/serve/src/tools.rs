@@ -1,5 +1,5 @@
-//! Tools, and which of them may be called, as both chat APIs ask for them: the one nests what the other has flat
-//! (`function: {name}` and `name`), and both are taken in both.
+//! Tools, and which of them may be called, in both chat APIs: one nests (`function: {name}`) what the other has flat
+//! (`name`), and each accepts both forms.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;

@@ -1,4 +1,4 @@
-//! A body that somebody watches: until it is sent, or dropped since its client left.
+//! A response body that reports its end: sent whole, or dropped because its client left.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

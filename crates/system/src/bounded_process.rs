@@ -1,5 +1,5 @@
-//! This program again, as a process of its own with bounds on memory, stack and processor time: for what a file of
-//! others can ask without end. What such a process is told and what it answers are bytes.
+//! A process of this program with bounds on memory, stack and processor time, for work that a foreign file could make
+//! endless. Its input and its output are bytes.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! A file that appears whole or not at all, whatever ends the program: who reads it sees all of it, or what was there
-//! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
+//! A file that appears whole or not at all, whatever ends the program: readers see all of it, or what was there
+//! before. The cache's entries are folders, which a file cannot replace, so the cache has its own way.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;

@@ -1,4 +1,4 @@
-//! What both runtimes are told of memory that is mapped by hand: HIP's structures are laid out as CUDA's.
+//! Parameters of both runtimes for manually mapped memory: HIP's structures have the layout of CUDA's.
 
 use std::ffi::{c_int, c_void};
 

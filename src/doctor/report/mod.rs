@@ -1,6 +1,6 @@
-//! `gptoss-jit doctor --report`: one file that says what this program does on a machine, for whoever owns a GPU that
-//! nobody here has. Every part is this program again, as a `child` with a limit on its time, so that none takes
-//! another with it; the file is written anew after each part. [`page`] is its form, [`private`] what is left out of it.
+//! `gptoss-jit doctor --report`: one file that shows what this program does on a machine, for owners of GPUs that we
+//! do not have. Every part is a `child` process with a time limit, so that none ends another; the file is rewritten
+//! after each part. [`page`] is its form, [`private`] removes private data.
 
 mod page;
 mod private;

@@ -1,4 +1,4 @@
-//! What a report does not tell: home folders, and the names of the user and of the machine.
+//! Removes private data from a report: home folders, and the names of the user and of the machine.
 
 use std::{env, fs};
 

@@ -1,5 +1,5 @@
-//! `kernels compare A B`: two kernels at a model's shapes, or two folders of tuning tables in whole steps: right,
-//! registers, times beside their noise. [`steps`] has the whole steps.
+//! `kernels compare A B`: two kernels at a model's shapes, or two folders of tuning tables in whole steps:
+//! correctness, registers, and times with their noise. [`steps`] has the whole steps.
 
 mod lines;
 mod steps;

@@ -1,4 +1,4 @@
-//! Whole steps with the one or the other, by prediction.
+//! Predicted whole steps with each of the two kernels.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Tuning rows of a person's own that decide nothing in a plan, though they seem meant to.
+//! A user's tuning rows that decide nothing in a plan, although they seem meant to.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,8 +1,8 @@
 //! `run -m chat`: a conversation, in the model's chat format.
 //!
-//! At a terminal it is [`terminal`] that asks for messages. Elsewhere the first message is `-i` or the first line of
-//! stdin, every further line is another, and the end of stdin ends the conversation. Only the assistant's final words
-//! are printed; its reasoning is shown with `--verbose` or `--show-reasoning`.
+//! At a terminal, [`terminal`] reads the messages. Elsewhere the first message is `-i` or the first line of stdin,
+//! every further line is another, and the end of stdin ends the conversation. Only the assistant's final words are
+//! printed; its reasoning is shown with `--verbose` or `--show-reasoning`.
 
 mod answer;
 mod commands;

@@ -1,5 +1,4 @@
-//! Messages typed at a terminal: a mark to type behind, lines that can be edited, those of earlier chats, and
-//! commands.
+//! Messages typed at a terminal: a prompt mark, lines that can be edited, the history of earlier chats, and commands.
 
 use std::fs;
 use std::path::PathBuf;

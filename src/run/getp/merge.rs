@@ -1,4 +1,4 @@
-//! The answers of all shards, from what each of them kept.
+//! The answers of all shards, read from the records of each.
 
 use std::fs;
 

@@ -1,7 +1,7 @@
-//! `run -m getp`: prompts in, answers out, as many tokens a second as the machine gives.
+//! `run -m getp`: answers many prompts with the highest throughput of the machine.
 //!
-//! [`batch`] does the work; here is what the flags say of it. Finished answers are kept beside the output, in
-//! `<output>.records`, until all are there; the same command goes on from them, whatever ended it before.
+//! [`batch`] does the work; this module applies the flags. Finished answers are kept beside the output, in
+//! `<output>.records`, until all are there; the same command continues from them, whatever ended it before.
 
 mod limit;
 pub(crate) mod merge;

@@ -1,4 +1,4 @@
-//! Signals that end a run after its current step, so that it can say what is kept. A second one ends it at once.
+//! Signals that end a run after its current step, so that it can report what is kept. A second one ends it at once.
 
 use std::fs;
 use std::io;

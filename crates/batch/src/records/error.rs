@@ -1,4 +1,4 @@
-//! Why answers cannot be kept.
+//! Errors of the file of finished answers.
 
 use std::io;
 use std::path::PathBuf;

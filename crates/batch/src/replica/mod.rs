@@ -1,7 +1,7 @@
-//! Copies of the model on several devices of this machine, each in a process of its own.
+//! Copies of the model on several devices of this machine, each in its own process.
 //!
-//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there,
-//! [`BatchReplicaMessage`]s come back.
+//! [`Replicas`] starts them and hands out jobs as [`Sent`]; [`child`] is their side and answers with
+//! [`BatchReplicaMessage`]s.
 
 pub mod child;
 mod parent;

@@ -1,7 +1,8 @@
-//! Chat formats: how conversations become prompts and tokens answers, as the model was trained.
+//! Chat formats: how conversations become prompts, and tokens become answers, in the form that the model was trained
+//! on.
 //!
-//! [`ChatFormat`] is what commands and the server know. [`choose`] gives the one that a model has: `harmony` where the
-//! vocabulary has its tokens, else the checkpoint's own `template`. [`specials`] says which tokens end a sequence.
+//! [`ChatFormat`] is what commands and the server know. [`choose`] gives a model's format: `harmony` if the vocabulary
+//! has its tokens, else the checkpoint's own `template`. [`specials`] says which tokens end a sequence.
 
 mod error;
 mod harmony;

@@ -1,4 +1,4 @@
-//! Jinja's filters, tests and globals that this engine lacks or has otherwise, and how it writes numbers.
+//! Jinja's filters, tests and globals that this engine lacks or defines differently, and how it writes numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

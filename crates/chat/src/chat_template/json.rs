@@ -1,4 +1,5 @@
-//! JSON as Python's `json.dumps` writes it: a blank behind commas and colons, unless it is told otherwise.
+//! JSON as Python's `json.dumps` writes it: with a blank after commas and colons, unless the template sets other
+//! separators.
 
 use std::io::{self, Write};
 

@@ -1,4 +1,4 @@
-//! Python's methods of texts, lists and maps: those that this engine's own library of them lacks or has otherwise.
+//! Python's methods of strings, lists and maps that this engine's own library lacks or defines differently.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};

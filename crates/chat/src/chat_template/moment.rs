@@ -1,4 +1,4 @@
-//! A moment in UTC, as Python's `strftime` spells it where no locale is set.
+//! A moment in UTC, as Python's `strftime` formats it without a locale.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 

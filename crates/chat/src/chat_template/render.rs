@@ -1,4 +1,4 @@
-//! Rendering, in a process with bounds: what is asked of it, what it answers, and the engine.
+//! Renders in a bounded process: its request, its answer, and the template engine.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;

@@ -1,4 +1,4 @@
-//! Tokens that are forbidden whatever a grammar allows: all but some, and words.
+//! Tokens that are forbidden whatever a grammar allows: all except a list, and bad words.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What grammars of generations are made of, whatever their layout, in `llguidance`'s dialect of Lark.
+//! The parts of which all grammars of generations are composed, in `llguidance`'s dialect of Lark.
 
 use serde_json::{Value, json};
 

@@ -1,8 +1,8 @@
 //! Reads a message's header word by word, however malformed it is.
 //!
-//! `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}<|message|>`: all but the role is
-//! optional, the recipient stands in any part, the mark before the type may be missing. What is none of these is a word
-//! too many, or the text of a message that lacks `<|message|>`: what comes behind it decides.
+//! `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}<|message|>`: everything but the role
+//! is optional, the recipient may be in any part, and the mark before the type may be missing. Another word is either
+//! superfluous or the beginning of the text of a message that lacks `<|message|>`; the words after it decide.
 
 use super::{Channel, Role};
 

@@ -1,8 +1,8 @@
-//! OpenAI's harmony chat format: conversations to prompts here, and what a model writes back to messages in [`parser`].
+//! OpenAI's harmony chat format: conversations to prompts here, and model output to messages in [`parser`].
 //!
-//! A message is `<|start|>{role}<|channel|>{channel}<|message|>{text}<|end|>`; the channel is absent where only the
-//! assistant could have one. gpt-oss was trained on nothing else. The format is described in
-//! <https://cookbook.openai.com/articles/openai-harmony>.
+//! A message is `<|start|>{role}<|channel|>{channel}<|message|>{text}<|end|>`; the channel is absent if only the
+//! assistant could have one. gpt-oss was trained on this format alone.
+//! <https://cookbook.openai.com/articles/openai-harmony> describes it.
 
 mod header;
 pub mod parser;

@@ -1,4 +1,4 @@
-//! What a model writes, token by token, as messages.
+//! Turns a model's output, token by token, into messages.
 //!
 //! A sampled model can write anything, so nothing here is an error. Violations of the format are read as they were most
 //! likely meant, and counted ([`Repair`]); special tokens never become text. After the message that ends a turn the

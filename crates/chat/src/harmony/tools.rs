@@ -1,4 +1,5 @@
-//! What the developer message says beside instructions: which functions there are, and what an answer must look like.
+//! The part of the developer message after the instructions: the available functions, and the required form of an
+//! answer.
 
 use std::collections::BTreeMap;
 

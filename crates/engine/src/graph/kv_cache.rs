@@ -1,19 +1,19 @@
-//! Where keys and values of a position live.
+//! Where the keys and values of a position are.
 //!
-//! The cache of a layer is cut into blocks of [`KvLayout::block_tokens`] positions; a table per slot says which blocks
-//! are its. Layers with the same window share a table and form a [`KvGroup`]:
+//! A layer's cache consists of blocks of [`KvLayout::block_tokens`] positions; a table per slot lists the slot's
+//! blocks. Layers with the same window share a table and form a [`KvGroup`]:
 //!
 //! - all positions visible: the slots share one pool of blocks, handed out as sequences grow and taken back when they
 //!   end
 //! - a sliding window: every slot owns a ring of blocks, long enough for the window and one step's rows. Behind the
 //!   rings lie snapshots of rings, if any are wanted: what the next token of a prefix sees of such layers
 //!
-//! Who holds which block is the scheduler's affair.
+//! The scheduler decides which slot holds which block.
 //!
-//! Layers that see everything may keep their positions in eight bits, with a scale for each position and head; those
-//! with a window stay as exact as sums are.
+//! Layers with full attention may keep positions in eight bits, with a scale for each position and head. Window layers
+//! keep the precision's type.
 //!
-//! Layouts of a block are stated in `templates/rope_kv/op.toml`.
+//! `templates/rope_kv/op.toml` states the layout of a block.
 
 use format::Dtype;
 use kernel::template::Precision;

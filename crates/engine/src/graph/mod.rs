@@ -1,8 +1,8 @@
-//! The forward pass as a graph: [`forward`] makes it of a family's layers, start there; [`kv_cache`] says where keys
-//! and values of a position live.
+//! The forward pass as a graph. Start with [`forward`], which makes it from a family's layers; [`kv_cache`] says where
+//! keys and values are.
 //!
-//! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
-//! or how many tokens a step has. What launches it is [`crate::plan`].
+//! A graph is a list of nodes in launch order. It knows ops, dims and tensors, but no templates, no devices, and not
+//! how many tokens a step has. [`crate::plan`] launches it.
 
 pub mod forward;
 pub mod kv_cache;

@@ -1,5 +1,5 @@
-//! Who computes a node: the device that the model is loaded on, or the processor beside it, from main memory. And where
-//! the table is that tokens are looked up in.
+//! Where a node is computed: on the model's device, or on the processor from main memory. Also where the embedding
+//! table is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The chips that a HIP library knows, as far as its bytes say.
+//! The chips that a HIP library knows, found by searching its bytes.
 
 use std::fs;
 use std::path::Path;

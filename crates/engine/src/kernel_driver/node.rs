@@ -1,4 +1,5 @@
-//! The nodes of the driver's topology: `properties` is a name and a number a line (Linux, `kfd_topology.c`).
+//! The nodes of the driver's topology: a file `properties` with a name and a number on each line (Linux,
+//! `kfd_topology.c`).
 
 use std::collections::HashMap;
 use std::fs;

@@ -1,5 +1,5 @@
-//! `HSA_OVERRIDE_GFX_VERSION`, which makes AMD's runtime take a chip for another one. It is never needed here, since
-//! kernels are compiled for what a chip is, and what is compiled for another one ends the process.
+//! `HSA_OVERRIDE_GFX_VERSION`, which makes AMD's runtime take a chip for another one. This program never needs it:
+//! kernels are compiled for the actual chip, and code for another one ends the process.
 
 use std::env;
 

@@ -1,4 +1,4 @@
-//! One launch of a step with what it reads and what it writes, for those who run it again elsewhere.
+//! Captures one launch of a step with everything that it reads and writes, to replay it elsewhere.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Which kernel every launch is, for every range of row counts, and why: the planned and rankings that loading uses,
-//! without a device.
+//! Which kernel every launch uses, for every range of row counts, and why. It uses the planning and ranking of
+//! loading, without a device.
 
 use std::ops::Range;
 

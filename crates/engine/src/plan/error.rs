@@ -1,4 +1,4 @@
-//! What can go wrong between a graph and its launches.
+//! Errors of making a plan from a graph.
 
 use gpu::GpuError;
 

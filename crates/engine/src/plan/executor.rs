@@ -1,8 +1,8 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
 //!
-//! The nodes fall into segments that are computed in one place and work on the same rows. For each segment there is
-//! one list of launches per bucket of row counts and kind of step: the tuning tables may prefer other templates, and
-//! other fusions, for one row than for many. All buckets share the memory, which is allocated once. A step picks a
+//! The nodes form segments: nodes that are computed in one place and work on the same rows. Each segment has one list
+//! of launches per bucket of row counts and kind of step, because the tuning tables may prefer other templates and
+//! other fusions for one row than for many. All buckets share the memory, which is allocated once. A step picks a
 //! bucket per segment and launches.
 
 use std::collections::HashMap;

@@ -1,4 +1,4 @@
-//! A place of an executor while it is loaded: what is to be computed there, by which kernels, in what memory.
+//! A place of an executor during loading: what is computed there, by which kernels, in which memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What a model takes of a device's memory, and of main memory for the processor beside it, before any is allocated.
+//! How much of a device's memory a model takes, and how much main memory for the processor, before any is allocated.
 
 use std::collections::BTreeSet;
 use std::fmt;

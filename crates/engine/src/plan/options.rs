@@ -1,4 +1,4 @@
-//! Sizes that the graph does not know.
+//! Sizes that the graph does not know, such as the number of slots.
 
 use gpu::BufferView;
 

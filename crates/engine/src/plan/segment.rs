@@ -1,5 +1,5 @@
-//! Consecutive nodes that are computed in one place and work on the same rows, as launches: for each bucket of row
-//! counts a list of kernels, and for each row count that came up their grids and arguments.
+//! Launches of a segment (consecutive nodes that are computed in one place and work on the same rows): a list of
+//! kernels for each bucket of row counts, and their grids and arguments for each row count that occurred.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;

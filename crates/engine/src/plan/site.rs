@@ -1,4 +1,4 @@
-//! Where nodes are computed: the device, and the processor beside it, each with its kernels and its memory.
+//! The places of a plan: the device and the processor, each with its kernels and its memory.
 
 use std::sync::Arc;
 

@@ -6,9 +6,9 @@
 //!                                               /<key of the prefix>.windows
 //! ```
 //!
-//! A file is found by the key of its prefix, which says every token up to there, and is used only where all of it is as
-//! it was written, by this user, of the same model. Files are read when the model is loaded, as far as free blocks go,
-//! and written while nobody asks. Beyond a size the files that were used longest ago go first.
+//! A file is found by the key of its prefix, which covers every token up to there. It is used only if it is whole, was
+//! written by this user, and belongs to the same model. Files are read when the model is loaded, as far as there are
+//! free blocks, and written when the engine is idle. Above a size limit the least recently used files are removed.
 
 mod file;
 

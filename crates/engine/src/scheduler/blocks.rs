@@ -1,12 +1,12 @@
 //! Which slots hold which block of the cache.
 //!
-//! Blocks of the pool count the slots that hold them: all sequences with a common beginning hold its blocks, and none
-//! writes to them any more. A block without holders is free, or idle if it has a key. An idle block is found again by
-//! sequences with the same beginning, until it is the least recently used one when a block is needed.
+//! A block of the pool counts the slots that hold it: all sequences with a common beginning hold its blocks, and none
+//! of them writes to these any more. A block without holders is free, or idle if it has a key. A sequence with the
+//! same beginning can find an idle block again, until it is the least recently used one when a block is needed.
 //!
-//! A slot may lend and get blocks while a step is in flight that still writes to those that it had: everything a device
-//! does is in the order in which it was told, so the next owner's rows come later, and nobody reads what he has not
-//! written or found complete.
+//! A slot may give up and get blocks while a step is in flight that still writes to its old blocks. This is safe: a
+//! device works in order, so the next owner's rows come later, and no row reads a position that its own sequence did
+//! not write or find complete.
 
 use std::collections::HashMap;
 use std::ops::Range;

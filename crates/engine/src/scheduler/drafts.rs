@@ -1,10 +1,10 @@
 //! Speculation: drafts of the next tokens, from earlier text.
 //!
-//! Where the last three tokens of a sequence, or else the last two, stood before, the tokens that followed them are
-//! expected to follow again. A step can have rows for them beside the row that it has anyway, and where the token that
-//! a row gives is the one that the next row was made with, that row's token counts too. It is the one that a step of
-//! its own would have given, as far as a row does not depend on those beside it: drafts decide how many steps there
-//! are, and never what they give.
+//! If the last three tokens of a sequence, or else the last two, occurred before, the tokens that followed them are
+//! expected to follow again. A step can have rows for the expected tokens beside the sequence's own row. If the token
+//! that a row gives is the token of the next row, the next row's token counts too. It is the token that a separate
+//! step would have given, as far as a row does not depend on its neighbours. So drafts change the number of steps, not
+//! the tokens.
 //!
 //! Expected tokens are compared with actual ones even without rows for them, so a text that does not repeat costs only
 //! this comparison.

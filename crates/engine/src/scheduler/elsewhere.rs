@@ -1,4 +1,4 @@
-//! The contents of the prefix cache, for code that stores them elsewhere and brings them back.
+//! Gives the prefix cache's contents to code that stores them elsewhere, and takes them back.
 
 use super::Scheduler;
 use super::prefix::{BlockRange, PrefixBlock};

@@ -1,4 +1,4 @@
-//! What a scheduler is doing, in numbers.
+//! A scheduler's state in numbers, for metrics.
 
 use serde::{Deserialize, Serialize};
 

@@ -1,4 +1,4 @@
-//! What was used longest ago.
+//! A list in the order of last use.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,18 +1,18 @@
 //! Continuous batching over slots: which rows go into the next step.
 //!
-//! A sequence waits until a slot is free and there are cache blocks for its tokens, then its prompt runs in chunks and
-//! its tokens one by one; when it ends, the next one takes its slot in the same step. A step holds one row of every
-//! sequence that is generating, and rows of prompts (`rows`). Blocks are handed out as sequences grow; when there are
-//! none left, the youngest sequence gives its own back and is computed again later (`admission`). What sequences begin
-//! with alike is computed once (`prefix`, `blocks`). Nothing here computes or knows a device.
+//! A sequence waits until a slot is free and there are cache blocks for its tokens. Then its prompt runs in chunks and
+//! its tokens one by one; when it ends, the next sequence takes its slot in the same step. A step has one row of every
+//! generating sequence, and rows of prompts (`rows`). Blocks are given out as sequences grow; if none are left, the
+//! youngest sequence gives up its blocks and is computed again later (`admission`). Common beginnings of sequences are
+//! computed once (`prefix`, `blocks`). The scheduler computes nothing and knows no device.
 //!
-//! While few sequences run, a step may have rows for tokens that are expected to come (`drafts`), so that it gives
-//! several tokens of a sequence where they do.
+//! While few sequences run, a step may have rows for expected tokens (`drafts`). If these are right, the step gives
+//! several tokens of a sequence.
 //!
-//! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
-//! sequence that turns out to have ended has one row too many in it, which nobody is told of. One with drafts on their
-//! way has no row, since nobody knows how far it will be, and one that has something to draft has none until its last
-//! token is known.
+//! The next step may be made before the tokens of the last one are known: its rows then say which of these tokens they
+//! take. If a sequence turns out to have ended, its row in the next step was superfluous, and its token is dropped. A
+//! sequence with drafts in flight has no row, because it is unknown how far it will be. A sequence that could draft
+//! has none until its last token is known.
 
 mod admission;
 mod blocks;

@@ -1,14 +1,14 @@
 //! The prefix cache: skips computing the beginning of a sequence if another one began with the same tokens.
 //!
-//! A prefix ends where a block ends, and its key says everything that led to the block's contents: the salt and all
-//! tokens up to there. For the layers that see everything, the blocks themselves are found by their keys
-//! ([`super::blocks`]). Layers with a window keep the last positions of a slot in a ring, which the next sequence takes
-//! over: of these, copies are kept, the snapshots. So a sequence may begin behind a block if that and all before it are
-//! there, and a snapshot for its key, where there are windows.
+//! A prefix ends at the end of a block. Its key covers everything that determines the block's contents: the salt and
+//! all tokens up to there. For layers with full attention the blocks themselves are found by their keys
+//! ([`super::blocks`]). Window layers keep only the last positions of a slot, in a ring that the next sequence takes
+//! over; so copies of rings are kept, the snapshots. A sequence may begin after a block if that block and all before
+//! it are there, and, for models with windows, a snapshot with its key.
 //!
-//! Snapshots are made at block boundaries alone: then all that they need are whole blocks, nobody ever writes to a
-//! block that another holds too, and what a sequence computes again for it are at most 63 tokens, in the step which
-//! takes in what is new of it anyway.
+//! Snapshots are made only at block boundaries. Then they need only whole blocks, no sequence ever writes to a block
+//! that another one holds, and a sequence computes at most 63 tokens again, in the step that reads its new tokens
+//! anyway.
 
 use std::collections::HashMap;
 

@@ -1,8 +1,9 @@
 //! How the rows of a step are shared.
 //!
-//! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that
-//! a long one gets through; the other half to those that are nearest to their ends, so that none waits for a long one.
-//! Prompts of the same length follow each other. Prompts in the background have what the others leave.
+//! Every generating sequence has one row, and some have rows for drafts. Half of the remaining rows go to the prompt
+//! that came first, so that a long prompt makes progress; the other half goes to the prompts that are nearest to their
+//! ends, so that short ones need not wait for it. Prompts of the same length follow each other. Background prompts get
+//! what is left.
 
 use super::Scheduler;
 use super::request::RequestId;

@@ -1,7 +1,7 @@
-//! Sampling fields: their values and ranges, how they are sent, and how equal ones are recognised.
+//! Sampling fields: their values and ranges, how they are sent, and when two are equal.
 //!
-//! Everyone who takes requests reads them through [`SamplingWishes::fields`]. A new field is written here, where the
-//! device takes it (`engine`, `graph`), and as a flag (`cli`).
+//! All readers of requests use [`SamplingWishes::fields`]. A new field is added here, where the device takes it
+//! (`extras`, `graph`), and as a flag in `src/run`.
 
 use std::ops::RangeInclusive;
 

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! A running request.
 
 use super::Sampling;
 use super::drafts::Drafts;

@@ -1,8 +1,8 @@
-//! The `cuda` device: an NVIDIA GPU through the CUDA driver, which is opened when it is asked for.
+//! The `cuda` device: an NVIDIA GPU through the CUDA driver, which is opened on demand.
 //!
-//! As [`crate::hip`], above `cuda-driver-sys`: [`devices`] finds devices, `context` is what a thread enters to use one,
-//! `calls` is the driver as [`crate::runtime`] calls it. What an object says of itself is held against its contract
-//! before it is loaded.
+//! Like [`crate::hip`], it is the layer above `cuda-driver-sys`: [`devices`] finds devices, `context` makes a device
+//! current on a thread, and `calls` are the driver's functions for [`crate::runtime`]. An object's own description is
+//! compared with its contract before it is loaded.
 
 mod calls;
 mod context;

@@ -1,4 +1,4 @@
-//! What HIP and the CUDA driver have in common, by HIP's words: the calls that owners of memory, events, modules and
+//! What HIP and the CUDA driver have in common, in HIP's terms: the calls that owners of memory, events, modules and
 //! graphs make.
 
 use std::ffi::{CStr, c_int, c_void};

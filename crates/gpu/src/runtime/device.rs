@@ -1,4 +1,4 @@
-//! One device, as its owner: what every other owner of this folder holds on to.
+//! The owner of one device; all other owners in this folder keep it alive.
 
 use std::ptr;
 use std::sync::OnceLock;

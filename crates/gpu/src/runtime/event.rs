@@ -1,4 +1,4 @@
-//! Marks on a stream: when everything before them was done.
+//! Events on a stream: the time when everything before them was done.
 
 use std::sync::Arc;
 use std::time::Duration;

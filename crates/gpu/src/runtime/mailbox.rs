@@ -1,4 +1,4 @@
-//! Pinned memory that the device copies to while this process does something else.
+//! Pinned memory that the device copies to while this process continues.
 
 use std::sync::Arc;
 

@@ -1,9 +1,8 @@
 //! A GPU behind a vendor's runtime: safe owners that give back what they created.
 //!
-//! HIP and the CUDA driver are the same shape. `calls` is that shape; `device` is a device with its stream; `memory`,
-//! `event`, `module` and `graph` own what lives on it; `staging` copies, `prefetch`
-//! ahead. [`Gpu`] joins them. [`crate::hip`] and
-//! [`crate::cuda`] say how the calls are made and what is asked of an object.
+//! HIP and the CUDA driver have the same structure. `calls` is that structure; `device` is a device with its stream;
+//! `memory`, `event`, `module` and `graph` own what is on it; `staging` copies, `prefetch` copies ahead. [`Gpu`] joins
+//! them. [`crate::hip`] and [`crate::cuda`] say how the calls are made and what an object must have.
 
 mod calls;
 mod device;

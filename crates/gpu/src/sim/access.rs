@@ -1,5 +1,5 @@
-//! What the object calls before every access to memory. Compiled with the program, not with each kernel: with
-//! [`super::watch`] it is more text than most of them.
+//! The functions that an object calls before every access to memory. They are compiled with the program, because with
+//! [`super::watch`] they are longer than most kernels.
 
 use super::context::{Context, FaultKind, Range, Watch, is_on_stack, range_of, recent_range, stop};
 use super::traffic;

@@ -1,14 +1,14 @@
 //! The `sim` device: executes a GPU's kernels on this machine's cores, and watches them.
 //!
-//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
+//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU after
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
 //! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
-//! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
-//! [`traffic`] how a wave goes to memory; [`hang`] looks where a kernel is that does not end, [`signals`] where the
-//! processor refuses what it does; [`order`] knows which block knows of which, [`schedule`] who runs first. What
-//! a GPU would do silently is an error here: access outside of the arguments and of LDS, misaligned pointers, races in
-//! LDS and in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
-//! operation that not all threads reach. Memory starts as NaN.
+//! [`access`] has the callbacks, and [`watch`] their memory; [`object`] loads objects and knows their lines;
+//! [`traffic`] describes how a wave accesses memory; [`hang`] locates kernels that do not end, [`signals`] handles
+//! what the processor refuses; [`order`] tracks which block knows of which, [`schedule`] decides which runs first.
+//! What a GPU would do silently is an error here: accesses outside of the arguments and of LDS, misaligned pointers,
+//! races in LDS and in global memory, reads of unwritten memory, more LDS or threads than a block may have, a barrier
+//! or a wave operation that not all threads reach. Memory starts as NaN.
 
 mod access;
 mod block;

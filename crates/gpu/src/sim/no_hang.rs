@@ -1,4 +1,4 @@
-//! Where a kernel is that does not end, or that its processor stops: only Unix has the signals that tell.
+//! Replaces `hang` and `signals` on systems other than Unix, which lack the signals that these need.
 
 use super::context::Context;
 use super::object::Object;

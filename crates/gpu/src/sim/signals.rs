@@ -1,5 +1,5 @@
-//! What the processor refuses in a kernel, by a signal: a division by 0, an address that nothing is at, a stack that is
-//! full. The thread that did it stops like one that did what it must not, and the process lives on.
+//! Catches what the processor refuses in a kernel, by a signal: a division by 0, an address without memory, a full
+//! stack. The thread stops as after any other mistake, and the process continues.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};

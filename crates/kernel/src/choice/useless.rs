@@ -1,5 +1,4 @@
-//! Rows of tuning tables that can never decide anything: nothing can ask for what they want, or what they use cannot do
-//! it.
+//! Tuning rows that can never decide anything: no problem matches them, or their template cannot do the problem.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! What is assumed about an arch that no table has facts about: a chip newer than this program, or a rare one.
+//! Assumed facts of an arch that no table describes: a chip newer than this program, or a rare one.
 
 use std::collections::BTreeSet;
 

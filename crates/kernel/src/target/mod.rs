@@ -1,4 +1,4 @@
-//! A target: the chip as facts. What is compiled for, not what is running.
+//! A target: the facts of the chip to compile for, which need not be here.
 
 pub(crate) mod assumption;
 pub mod code_object;

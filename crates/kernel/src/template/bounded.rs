@@ -1,5 +1,5 @@
-//! User templates may take all memory, nest without end or never end. So they are compiled with a large stack and a
-//! bound on their length, and rendered in a bounded process.
+//! User templates may take all memory, nest without end or never end. So their length is bounded, they are compiled
+//! with a large stack, and they are rendered in a bounded process.
 
 use std::collections::BTreeMap;
 use std::path::Path;

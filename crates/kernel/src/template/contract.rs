@@ -1,7 +1,7 @@
 //! What an op is: the contract in its `op.toml`.
 //!
 //! This file reads and checks one contract; [`super::signature`] joins the contracts of fused ops, and
-//! [`crate::template`] reads what a template says of itself.
+//! [`crate::template`] reads a template's own declarations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The template engine, set up so that what it prints is C: nothing but what is listed in `templates/README.md`.
+//! The template engine, set up to print C, with only the names and filters that `templates/README.md` lists.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;

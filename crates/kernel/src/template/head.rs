@@ -1,5 +1,5 @@
-//! The head and the tail of a kernel's source, which are written from its contract: signature, constants, and what the
-//! program looks up in the object.
+//! The head and the tail of a kernel's source, generated from its contract: signature, constants, and the symbols that
+//! the program looks up in the object.
 
 use super::contract::Access;
 use super::launch::ArgSpec;

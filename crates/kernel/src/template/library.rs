@@ -1,7 +1,7 @@
 //! The template library: folders searched in order, what shadows what, which templates are candidates.
 //!
-//! A file that is broken is kept with its error. It is no obstacle as long as nobody needs it; but where it could
-//! be chosen, asking for candidates is an error that names it: what it shadows is never used in its place.
+//! A broken file is kept with its error. It does no harm as long as it is not needed. Where it could be chosen, asking
+//! for candidates is an error that names it; the file that it shadows is never used in its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What can be wrong with the template library.
+//! Errors of the template library.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,4 @@
-//! The template language: contracts, templates and the library of both, and rendering, which gives self-contained
-//! source.
+//! The template language: contracts, templates, the library of both, and rendering to self-contained source.
 //!
 //! - [`contract`]: what an op is (`op.toml`); [`signature`]: the arguments of a run of fused ops
 //! - [`Template`]: what a template says of itself (its front matter), and whether it fits a [`Problem`]

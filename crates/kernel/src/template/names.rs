@@ -1,8 +1,8 @@
-//! The names that a template and all that it includes use, against those that are declared.
+//! Checks that all names which a template and its includes use are declared.
 //!
-//! The engine tells which names of its own a file looks up and does not set, but not across includes; so the includes
-//! are walked here, in the order of the text. A file of the library sees what its header takes, and leaves what it
-//! gives.
+//! The engine reports which names a file looks up and does not set, but not across includes. So the includes are
+//! walked here, in the order of the text. A file of the library sees the names that its header takes, and leaves those
+//! that it gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

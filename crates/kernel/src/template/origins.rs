@@ -1,8 +1,8 @@
-//! Where lines of a rendered kernel come from: the template, or what it includes.
+//! Maps lines of a rendered kernel to their template, or to a file that it includes.
 //!
-//! The kernel is rendered a second time, of templates whose lines begin with a marker of their file and number. Where
-//! the text without markers is what was rendered, the markers say where it comes from; what is compiled, and keyed,
-//! never holds any.
+//! The kernel is rendered a second time, from templates whose lines begin with a marker of their file and number. If
+//! that text without markers equals the rendered text, the markers give the origins. The compiled, keyed text never
+//! has markers.
 
 use super::Template;
 use super::bounded::{self, compiled_text};

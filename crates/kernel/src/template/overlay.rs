@@ -1,4 +1,4 @@
-//! The files of all places that templates come from, one of each name, and what each is.
+//! The files of all template folders, one of each name, and the kind of each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

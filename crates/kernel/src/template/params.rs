@@ -1,4 +1,4 @@
-//! The parameters of a template: which values are legal for a problem on a target.
+//! The parameters of a template: their legal values for a problem on a target.
 
 use super::{Param, Params, Problem, Template};
 use crate::target::Target;

@@ -1,4 +1,4 @@
-//! What a kernel is asked to do: the problem, the precision, and the parameters that are tuned.
+//! A kernel's task: the problem, the precision, and the tuned parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -1,4 +1,4 @@
-//! Rendering: a template, a problem, parameters and a target in; source and everything needed to launch it out.
+//! Rendering: from a template, a problem, parameters and a target to the source and everything needed to launch it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Tables that templates and files of `lib/` declare alike: what a template uses of the library becomes its own.
+//! Tables that templates and files of `lib/` may both declare: a used file's declarations become the template's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,6 +1,6 @@
 //! Inserts rows into a table's text and leaves everything else unchanged, comments included.
 //!
-//! A row that is there keeps the numbers of tokens that no new row of the same `where` covers.
+//! An existing row keeps the token counts that no new row of the same `where` covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

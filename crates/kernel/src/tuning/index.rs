@@ -1,5 +1,5 @@
-//! The rows of a table by what they want: those that apply, and those that apply at once, are found without looking at
-//! each of them.
+//! An index of a table's rows by their conditions: finds the rows that apply, and pairs that apply at once, without
+//! looking at every row.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Blocks of numbers as GGUF files have them (ggml's `block_q4_0`, …): where codes and parameters lie in one, how they
-//! are taken apart into the arrays that the program has in memory, and what they stand for.
+//! Blocks of numbers in GGUF files (ggml's `block_q4_0`, …): where a block has its codes and parameters, how they are
+//! separated into arrays, and which numbers they mean.
 
 use half::f16;
 use rayon::prelude::*;

@@ -1,8 +1,8 @@
-//! A model's dimensions out of a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`) and 5
-//! (`rope_parameters`), or OpenAI's own, which has our names.
+//! Reads a model's dimensions from a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`)
+//! and 5 (`rope_parameters`), or OpenAI's own, which uses our names.
 //!
-//! What the program computes with constants must be what the file says, where it says anything: a model that would be
-//! computed otherwise is refused and not run wrongly.
+//! Constants of the program must equal the file's values, if it has them: a model that would be computed differently
+//! is refused.
 
 use serde_json::{Map, Value};
 

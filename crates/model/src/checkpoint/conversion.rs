@@ -1,4 +1,4 @@
-//! Numbers of one element type as numbers of another, row by row: those of tensors as those of a `.bin` file.
+//! Converts numbers from one element type to another, row by row, for `.bin` files.
 
 use half::bf16;
 

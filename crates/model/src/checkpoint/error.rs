@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be read, and what to do about it.
+//! Errors of reading a checkpoint, and what to do about them.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,5 +1,5 @@
-//! Checkpoints of several files: a folder with a `config.json` and safetensors files, of which an index says what lies
-//! where.
+//! Checkpoints of several files: a folder with a `config.json` and safetensors files, and an index that says which
+//! file has which tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};

@@ -1,5 +1,4 @@
-//! Matrices that are quantised where they are used, row by row, so that neither a file nor memory has to hold them
-//! twice.
+//! Matrices that are quantised at use, row by row, so that neither a file nor memory holds them twice.
 
 use std::fmt;
 

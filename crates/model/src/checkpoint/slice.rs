@@ -1,5 +1,5 @@
-//! A part of a tensor, for a device that has no more of it: some rows of its matrices, or some columns, with zeros
-//! behind them. It is made where it is used; [`Slice`] itself is the whole tensor's description and a few numbers.
+//! A device's part of a tensor: some rows or columns of its matrices, with zeros after them. It is made at use;
+//! [`Slice`] itself is the whole tensor's description and a few numbers.
 
 use std::ops::Range;
 

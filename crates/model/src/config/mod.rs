@@ -1,5 +1,5 @@
-//! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
-//! [`tensor_parallel`] has those of a part of one, [`rope`] what angles are made of.
+//! The dimensions of one model, by the names in its family's file (`models/*.toml`), which are Hugging Face's.
+//! [`tensor_parallel`] has those of a device's part, [`rope`] the numbers for angles.
 
 mod rope;
 pub mod tensor_parallel;

@@ -1,4 +1,4 @@
-//! How positions become angles: what the family's file names in `[rope]`, as numbers.
+//! How positions become angles: the numbers that `[rope]` in the family's file names.
 
 use std::f32::consts::TAU;
 

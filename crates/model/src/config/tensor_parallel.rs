@@ -1,5 +1,4 @@
-//! The dimensions of a device's part of a model that several compute together. What it has of each tensor says
-//! `checkpoint::tensor_parallel`.
+//! The dimensions of a device's part of a model. `checkpoint::tensor_parallel` cuts the tensors.
 
 use std::ops::Range;
 

@@ -1,5 +1,5 @@
-//! What can only be checked of a family with a model's dimensions: every expression has a value, pieces make up their
-//! tensors, and layers keep what they read.
+//! Checks of a family that need a model's dimensions: every expression has a value, pieces make up their tensors, and
+//! layers keep what they read.
 
 use std::sync::Arc;
 

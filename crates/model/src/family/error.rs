@@ -1,4 +1,4 @@
-//! What can be wrong with a family's file.
+//! Errors of a family's file.
 
 use data::Place;
 use expression::ExpressionError;

@@ -1,5 +1,6 @@
-//! The families that this process knows: those of files that it was given, of the user's folder, and built in. Of two
-//! of the same name the first of these is the family; where it is broken, none is ([`usable`]).
+//! The families that this process knows, from files given by flags, the user's folder, and the program itself. Of
+//! several families of one name, the first in this order counts; if it is broken, that name has no family
+//! ([`usable`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};

@@ -1,10 +1,10 @@
 //! A model family as a file: `models/<name>.toml`, whose format `models/README.md` describes.
 //!
-//! A file says what checkpoints of the family hold: the dimensions, their keys and ranges; what must be as expected or
-//! the checkpoint is refused; the tensors, how each format spells them, how they are shared out among devices, how
-//! random ones are drawn; the published models by name; and a layer of the forward pass as a list of ops ([`layer`]),
-//! of which `engine`'s `graph/forward` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads
-//! everything that it knows of a tensor here. [`known`] are the families of this process.
+//! A file describes the family's checkpoints: dimensions with their keys and ranges; expected values, without which a
+//! checkpoint is refused; tensors, their names in each format, their cut among devices, and how random ones are drawn;
+//! published models by name; and a layer of the forward pass as a list of ops ([`layer`]), from which `graph/forward`
+//! of `engine` makes nodes. `config` has the dimensions of one model; `checkpoint` reads all facts about tensors here.
+//! [`known`] are the families of this process.
 
 pub(crate) mod check;
 mod error;

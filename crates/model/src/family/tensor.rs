@@ -1,4 +1,4 @@
-//! A tensor of a family: its names and shape in every format, and what is made of it.
+//! A tensor of a family: its names and shape in every format, and how it is assembled from them.
 
 use std::borrow::Cow;
 use std::sync::Arc;

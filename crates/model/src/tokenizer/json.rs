@@ -1,4 +1,4 @@
-//! Hugging Face's `tokenizer.json`, of which BPE is read: of bytes, as GPT-2 has it, and SentencePiece's.
+//! Hugging Face's `tokenizer.json`. Only BPE is read: of bytes, as in GPT-2, and SentencePiece's.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How far a text is encoded.
+//! A limit on the length up to which a text is encoded.
 
 use super::TokenizerError;
 

@@ -1,7 +1,7 @@
-//! What is known of a batch, and what it may become.
+//! The state of a batch, and the states that may follow.
 //!
-//! `validating` → `in_progress` → `finalizing` → `completed`; `failed` where its file is wrong; `expired` behind
-//! `finalizing` when its time is over; `cancelling` → `cancelled`.
+//! `validating` → `in_progress` → `finalizing` → `completed`; `failed` if its file is wrong; `expired` after
+//! `finalizing` if its time is over; `cancelling` → `cancelled`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -1,7 +1,7 @@
 //! The folder: `files/ID.json` and `files/ID.data` for each file, `batches/ID.json` for each batch, and
-//! `batches/ID.records` for the answers of one that is not over. One server at a time has it.
+//! `batches/ID.records` for the answers of an unfinished one. One server at a time uses it.
 //!
-//! All that is small is in memory, too, and read when the folder is opened.
+//! Everything small is also in memory, read when the folder is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, TryLockError};

@@ -1,5 +1,5 @@
-//! An answer as chat has it: one reasoning, one content, and calls. Streamed, it is told in [`Delta`]s; whole, it is
-//! what they come to.
+//! An answer in the form of chat completions: one reasoning, one content, and calls. A stream sends it in [`Delta`]s;
+//! a whole answer is their sum.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: texts and ids go on as the model has it, without a chat format.
+//! `POST /v1/completions`: the model continues texts and ids, without a chat format.
 
 mod choice;
 

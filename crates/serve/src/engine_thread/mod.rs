@@ -1,7 +1,7 @@
-//! The thread that owns the engine: takes commands, steps, and hands tokens to mailboxes.
+//! The thread that owns the engine: takes commands, runs steps, and puts tokens into mailboxes.
 //!
-//! It waits for nobody but the device. While there is nothing to do it blocks on the commands; if nobody asks for long
-//! enough, it writes prefixes to the disk and lets go of the model ([`resting`]), which the next request brings back.
+//! It waits only for the device. With nothing to do it blocks on the commands. After some time without requests it
+//! writes prefixes to the disk and lets go of the model ([`resting`]); the next request brings it back.
 
 mod resting;
 

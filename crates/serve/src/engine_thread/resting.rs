@@ -1,7 +1,7 @@
-//! What an engine's thread does while nobody asks: it writes what is kept of prompts to the disk, and lets go of the
-//! model, which the next request brings back.
+//! What the engine's thread does when idle: writes the cached prefixes to the disk, and lets go of the model, which
+//! the next request brings back.
 //!
-//! The model is loaded on a thread of its own meanwhile, so that this one goes on to take and end requests.
+//! Another thread loads the model, so that this one can still take and end requests.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! Hands tokens from a backend to a task: the backend appends and continues, the task takes everything since its last
+//! Hands tokens from a backend to a task: the backend appends and continues; the task takes everything since its last
 //! look. Neither waits for the other.
 
 mod generation;

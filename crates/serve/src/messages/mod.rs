@@ -1,4 +1,4 @@
-//! `POST /v1/messages`, Anthropic's API, and how many tokens its prompts have.
+//! `POST /v1/messages`, Anthropic's API, and `count_tokens`.
 
 mod request;
 

@@ -1,4 +1,4 @@
-//! What Prometheus' clients tell of a process, as `/proc` has it.
+//! The process metrics that Prometheus' clients usually have, from `/proc`.
 
 use std::fs;
 

@@ -1,4 +1,4 @@
-//! The side of a replica: requests in, what steps come to out.
+//! The child's side of a replica: requests in, results of steps out.
 
 use std::collections::HashMap;
 use std::io;

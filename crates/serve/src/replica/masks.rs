@@ -1,5 +1,5 @@
-//! The masks of a replica's requests, made by a thread of their own: a large schema takes seconds to compile, in which
-//! others want their tokens.
+//! The masks of a replica's requests, made by a thread of their own: a large schema takes seconds to compile, and
+//! meanwhile other requests need their tokens.
 
 use std::io;
 use std::mem;

@@ -1,11 +1,11 @@
-//! `serve -g N`: the model on several devices, each in a process of its own.
+//! `serve -g N`: the model on several devices, each in its own process.
 //!
 //! This process has everything but the engines: HTTP, texts, mailboxes, counts. [`Replicas`] is its [`Backend`]: it
-//! chooses a replica for each request, by what is [`held`] there, and puts what comes back into mailboxes; `watch`
-//! starts those again that ended, and has their requests go on elsewhere. [`child`] is the side of a replica.
+//! chooses a replica for each request, by the prefixes that are [`held`] there, and puts results into mailboxes.
+//! `watch` restarts ended replicas, and continues their requests elsewhere. [`child`] is a replica's side.
 //!
-//! A request that goes on elsewhere takes its tokens along, and its random numbers go on behind them, as those of a
-//! sequence that lost its blocks: nothing that was told is taken back.
+//! A request that continues elsewhere takes its tokens along, and its random numbers continue after them, as for a
+//! sequence that lost its blocks: nothing that was sent is taken back.
 //!
 //! [`Backend`]: super::backend::Backend
 

@@ -1,4 +1,4 @@
-//! The thread that hears the replicas: it puts their tokens into mailboxes, and starts those again that ended.
+//! The thread that listens to the replicas: puts their tokens into mailboxes, and restarts ended replicas.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};

@@ -1,4 +1,4 @@
-//! Input items: what a client gives of a conversation.
+//! Input items: a conversation in the form of the responses API.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, and what is kept of it.
+//! `POST /v1/responses`, and the endpoints of stored responses.
 
 pub(crate) mod items;
 pub(crate) mod object;

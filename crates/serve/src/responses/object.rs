@@ -1,4 +1,4 @@
-//! A response as an object, and the stream that tells how it comes to be.
+//! A response as an object, and the stream of events that builds it.
 
 use serde_json::{Map, Value, json};
 

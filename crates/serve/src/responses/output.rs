@@ -1,4 +1,4 @@
-//! The output of a response, item by item, and the events that tell of it.
+//! The output of a response, item by item, and the events for it.
 
 use serde_json::{Value, json};
 

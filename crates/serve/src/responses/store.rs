@@ -1,4 +1,4 @@
-//! Responses that can be asked for again, and that others follow.
+//! Stored responses, which clients can ask for again and later requests can refer to.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

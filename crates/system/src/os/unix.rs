@@ -1,4 +1,4 @@
-//! Unix; Linux has more of it than others.
+//! Unix. Some functions do more on Linux.
 
 use std::fs::{File, Permissions};
 use std::io;

@@ -1,5 +1,5 @@
-//! Windows, by the names of Unix. Modes and owners are not looked at: a file's access list is another thing. Processes
-//! have no limits, and a child alone is ended, not what it started.
+//! Windows, with the same names as Unix. It does not check modes and owners, because access lists are different.
+//! Processes have no limits, and only a child itself is ended, not the processes that it started.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};

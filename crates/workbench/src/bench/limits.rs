@@ -1,5 +1,5 @@
-//! What this machine can do at most, measured in the same run: bytes moved per second, operations per second, and what
-//! a launch takes that does nothing.
+//! This machine's limits, measured in the same run: bytes moved per second, operations per second, and the time of an
+//! empty launch.
 //!
 //! All of them are kernels like any other (`templates/peak_*`), launched on the device that is being measured, on data
 //! that looks random: a matrix unit is faster on zeros.

@@ -1,4 +1,4 @@
-//! Doing the works and taking their times.
+//! Runs the workloads and takes their times.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What is measured where: prompts, decoding and a whole run, in sizes that suit the device.
+//! The workloads for a device: prompts, decoding and a whole run, in sizes that suit it.
 
 use engine::Sizes;
 use kernel::target::Target;

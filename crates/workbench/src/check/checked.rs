@@ -1,5 +1,6 @@
-//! What became of a template, and how its kernels are run: every case, and again from the last to the first where that
-//! is cheap, in other places where there are some, so that a kernel which keeps something between launches is seen.
+//! The result of a template's check, and how its kernels run: every case, and where that is cheap again from the last
+//! to the first, in other places of memory if there are some. So a kernel that keeps something between launches is
+//! noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;

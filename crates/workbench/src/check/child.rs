@@ -1,4 +1,4 @@
-//! The child's side of a check: runs kernels, any of which may end this process, and says before each which it is.
+//! The child's side of a check: announces each kernel and then runs it, because any kernel may end this process.
 
 use std::collections::BTreeSet;
 use std::io;

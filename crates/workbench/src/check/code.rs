@@ -1,5 +1,5 @@
-//! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
-//! op's largest test shape.
+//! The machine code of a template's kernels for the op's largest test shape: one for each precision and each choice of
+//! element types.
 
 use std::collections::BTreeSet;
 

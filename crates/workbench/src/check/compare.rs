@@ -1,4 +1,4 @@
-//! Outputs against the reference.
+//! Compares outputs with the reference.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,5 +1,5 @@
-//! Which lines of a template's kernels ran in the simulator: its text gets a mark before each statement that begins a
-//! line, behind which the line is known to run. Code that nothing ran is not known to be right, whatever came out.
+//! Marks the lines of a template's kernels that ran in the simulator: the text gets a mark before each statement that
+//! begins a line. Code that never ran is not known to be right.
 
 use std::collections::BTreeMap;
 

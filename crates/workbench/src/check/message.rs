@@ -1,5 +1,5 @@
-//! What a child of a check and its parent tell each other: lines of JSON over a socket of their own, which is the
-//! child's standard input, so that nothing a kernel prints can be mistaken for it.
+//! The protocol between a check's child and its parent: lines of JSON over a separate socket, the child's standard
+//! input, so that nothing a kernel prints can be mistaken for them.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};

@@ -1,16 +1,15 @@
-//! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares what comes
-//! out with [`reference`].
+//! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares the
+//! outputs with [`reference`].
 //!
-//! [`trial`] says what is run, [`checked`] runs it and adds up what comes out, [`memory`] puts guards around what a
-//! kernel may touch, [`compare`] holds outputs against the reference. A kernel can end the process that runs it: with
-//! [`parent`] that is a [`child`], and the check goes on behind the case that ended it. What a GPU's object says of
-//! itself is held against the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops
-//! take; [`export`] writes it and its case to files for others to run. A template that only compiles here, because its
-//! device is elsewhere, is reported as such.
+//! [`trial`] selects the cases, [`checked`] runs them and adds up the results, [`memory`] puts guards around a
+//! kernel's memory, [`compare`] compares outputs with the reference. A kernel can end the process that runs it:
+//! [`parent`] then continues with another [`child`] after that case. A GPU object's own description is compared with
+//! the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops take; [`export`] writes
+//! it and its case to files. A template whose device is not here is only compiled, and reported so.
 //!
-//! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
-//! problem is rendered once more for a [`Runner`] that stands in for it. [`unknown`], [`unseen`]: what
-//! that does not know, and never gets.
+//! The compiled and the executed kernel may be two: for a GPU that is not here, its object is examined, and the same
+//! problem is rendered once more for a [`Runner`] that stands in for the GPU. [`unknown`] and [`unseen`] are about
+//! words that the runner does not know, and lines that it never gets.
 
 mod checked;
 pub mod child;

@@ -1,5 +1,6 @@
-//! The parent's side of a check: a child for the templates of each op, which share their references; behind a case that
-//! ends it the next child goes on. A child owns its device, so what a kernel does to that ends with it.
+//! The parent's side of a check: starts a child for the templates of each op, which share their references; if a case
+//! ends the child, the next one continues after it. A child owns its device, so what a kernel does to the device ends
+//! with the child.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

@@ -1,4 +1,5 @@
-//! What bf16 precision may cost: errors in the norm of an output, against those of rounding the activations alone.
+//! The allowed error of bf16 precision: an output's error norm, relative to the error of rounding only the
+//! activations.
 
 use super::Wrong;
 use format::Dtype;

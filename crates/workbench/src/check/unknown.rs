@@ -1,5 +1,5 @@
-//! Words that the simulator does not know: a kernel with one is not wrong for that. What a GPU's compiler says of it
-//! decides, where there is one.
+//! Words that the simulator does not know. A kernel with one need not be wrong: the GPU's compiler decides, if there
+//! is one.
 
 use serde::{Deserialize, Serialize};
 

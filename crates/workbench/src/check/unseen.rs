@@ -1,6 +1,5 @@
-//! Lines of a kernel that a GPU's compiler may see and the simulator's never does: those behind
-//! `#if defined(__AMDGCN__)` and the like. What is behind them was not run, whatever came out. Of the files that are
-//! built in only a template's own counts: `lib/` is where a word of one vendor gets its stand-in.
+//! Lines that a GPU's compiler may see and the simulator never does, such as those after `#if defined(__AMDGCN__)`:
+//! they did not run. Of the built-in files only templates count, because `lib/` defines stand-ins for vendors' words.
 
 use std::collections::{BTreeMap, BTreeSet};
 

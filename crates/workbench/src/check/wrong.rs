@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel.
+//! The ways in which a kernel can be wrong.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What every scored token gave, and the numbers that this comes to.
+//! The result of every scored token, and the numbers computed from all of them.
 
 use rayon::prelude::*;
 use serde::Serialize;

@@ -1,4 +1,4 @@
-//! A text as windows that do not overlap, of which the second half is scored: behind the first half every token has
+//! Cuts a text into windows that do not overlap. The second half of each is scored, so that every scored token has
 //! context.
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! One instruction, and what it is to us, by its name in LLVM's spelling for GCN, CDNA and RDNA.
+//! One instruction, classified by its name in LLVM's spelling for GCN, CDNA and RDNA.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! LLVM's tools as programs: `llvm-mca`, `llc`. They are found, started, and their words taken; what
-//! the words mean is for others to say.
+//! Finds and runs LLVM's tools, `llvm-mca` and `llc`, and returns what they print.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

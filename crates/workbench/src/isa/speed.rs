@@ -1,6 +1,5 @@
-//! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), or as its instructions are counted where
-//! there is no LLVM that knows the chip, beside what the matrix unit and memory need at least. Predictions, all of it:
-//! nothing is measured.
+//! Predicts how long a loop takes, with LLVM's scheduling models (`llvm-mca`), or by counting instructions if no LLVM
+//! knows the chip, and how long the matrix unit and memory need at least. Nothing is measured.
 //!
 //! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and
 //! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time

@@ -1,4 +1,4 @@
-//! Predictions held against times that were measured: a journal of `tune`, of the same chip.
+//! Compares predictions with measured times: a journal of `tune`, of the same chip.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Candidates, compiled and read.
+//! Compiles candidates, and reads their machine code.
 
 use std::collections::BTreeMap;
 use std::time::Instant;

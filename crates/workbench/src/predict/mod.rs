@@ -1,4 +1,4 @@
-//! How long a kernel would take on a chip that is not here: predicted from what the compiler made of it.
+//! Predicts how long a kernel takes on a chip that is not here, from its machine code.
 //!
 //! A [`Predictor`] compiles candidates and reads their objects: registers, LDS, and of each loop the instructions and
 //! cycles ([`Round`]; `llvm-mca`'s models for AMD, or instructions counted where there is none, the schedule in the

@@ -1,4 +1,4 @@
-//! A step of a model on a chip that is not here: the time of every launch of its plan, and of all of them.
+//! A model's step on a chip that is not here: the time of every launch of its plan, and of the whole step.
 
 use super::{Code, Compiled, PredictError, Prediction, Predictor};
 use crate::timing::{self, Candidate, Setup, TimingError};

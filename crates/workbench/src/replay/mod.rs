@@ -1,5 +1,5 @@
-//! A launch of a real step, once more: by any kernel that does its problem, on any device. [`file`] is how a launch is
-//! kept. What comes out is held against what the captured launch left, and against the reference where that is cheap.
+//! Repeats a launch of a real step, with any kernel that does its problem, on any device. [`file`] stores a launch.
+//! The outputs are compared with those of the captured launch, and with the reference if that is cheap.
 
 pub mod file;
 

@@ -1,4 +1,4 @@
-//! How long kernels take: one problem at one number of rows, on a device, with fresh random inputs.
+//! Times kernels: one problem at one number of rows, on a device, with fresh random inputs.
 //!
 //! A [`Bench`] puts the inputs on the device, checks each candidate on them ([`gate`]) and times it: launches over
 //! copies of the weights that no cache holds together ([`memory`]), captured and replayed as one where the device can,

@@ -1,6 +1,5 @@
-//! A device measures: the parent's side. Kernels are checked and timed in a process of its own, which says before each
-//! launch which it is: one that ends it, or does not end, is a kernel that is not to be used, and another process goes
-//! on behind it.
+//! A judge that measures on a device: the parent's side. A separate process checks and times kernels, and announces
+//! each launch. A kernel that ends that process, or does not end, is not used, and another process continues after it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;

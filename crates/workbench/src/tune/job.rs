@@ -1,4 +1,4 @@
-//! What there is to tune: the problems of a forward pass, at the numbers of rows that its steps have.
+//! The problems to tune: those of a forward pass, at the row counts of its steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

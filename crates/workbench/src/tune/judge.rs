@@ -1,4 +1,4 @@
-//! Who says how long a kernel takes.
+//! A judge: says how long a kernel takes.
 
 use gpu::code_object::KernelFacts;
 use serde::{Deserialize, Serialize};

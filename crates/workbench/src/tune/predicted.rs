@@ -1,4 +1,4 @@
-//! A model of a chip judges: what the compiler made of a kernel is read, and nothing runs.
+//! A judge that predicts with a model of the chip: it reads a kernel's machine code, and runs nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;

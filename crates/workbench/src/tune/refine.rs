@@ -1,4 +1,4 @@
-//! What lies between two numbers of rows whose best differ.
+//! Searches between two row counts with different best candidates.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! New digests for rows whose problem has got names that its contract did not have when they were measured.
+//! New digests for tuning rows whose contract got further names after they were measured.
 
 use std::collections::BTreeMap;
 

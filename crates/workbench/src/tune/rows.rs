@@ -1,4 +1,4 @@
-//! What was found, as rows of a tuning table.
+//! Makes rows of a tuning table from the results.
 
 use super::job::TuningJob;
 use super::judge::Time;

@@ -1,4 +1,4 @@
-//! Rows whose templates render to something else now than what was measured.
+//! Finds rows whose templates now render to another text than the measured one.
 
 use super::job::{Piece, TuningJob, TuningProblem};
 use engine::graph::Rows;

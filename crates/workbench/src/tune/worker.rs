@@ -1,4 +1,4 @@
-//! A device measures: the side of the process that runs the kernels, any of which may end it.
+//! A judge that measures on a device: the process that runs the kernels, any of which may end it.
 
 use std::io::{self, BufRead};
 use std::process::exit;

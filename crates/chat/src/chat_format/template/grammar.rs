@@ -1,4 +1,4 @@
-//! The grammar of an answer to a template's prompt: thoughts, then words, JSON or calls, and an end.
+//! The grammar of an answer to a template's prompt: reasoning, then text, JSON or calls, and an end.
 
 use serde_json::Value;
 

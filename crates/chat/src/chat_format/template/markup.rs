@@ -1,4 +1,4 @@
-//! How a model marks what it thinks and the tools that it calls: the files of `chats/`, and which of them fits.
+//! How a model marks reasoning and tool calls: the files of `chats/`, and which of them fits.
 
 use std::path::{Path, PathBuf};
 

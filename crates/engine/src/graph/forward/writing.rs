@@ -1,4 +1,4 @@
-//! What a node is, by a statement, its op's contract, and what it is given.
+//! Builds a node from a statement, its op's contract, and the given arguments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

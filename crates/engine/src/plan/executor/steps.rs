@@ -1,4 +1,4 @@
-//! Steps of an executor: who launches what, and in which order.
+//! The steps of an executor: which launches run in which place, and in which order.
 
 use std::ops::Range;
 use std::sync::PoisonError;

@@ -1,4 +1,4 @@
-//! Every launch of a step timed as it is made: where a launch is done when the call returns, this costs next to
+//! Times every launch of a step as it is made. Where a launch is done when the call returns, this costs next to
 //! nothing.
 
 use std::time::Instant;

@@ -1,9 +1,8 @@
-//! The launches of one node in all layers as a graph of their own, replayed between two marks.
+//! Times the launches of one node in all layers as a graph, replayed between two events.
 //!
-//! Before each replay the whole step is replayed: it leaves every input as the step has it, also where a kernel works
-//! in place, and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step
-//! were just written come from memory instead, unless they are few; short kernels look up to a microsecond slower for
-//! it.
+//! Before each replay the whole step is replayed. This gives every input its value of the step, even where a kernel
+//! works in place, and leaves no more weights in a cache than the step does. Activations that a real step would have
+//! just written come from memory instead, unless they are few; so short kernels look up to a microsecond slower.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

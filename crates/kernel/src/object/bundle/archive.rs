@@ -1,4 +1,4 @@
-//! How a bundle lies in its file.
+//! The layout of a bundle's file.
 //!
 //! ```text
 //! frame, frame, …          a tar archive in zstd: objects/KEY …, sources/SHA256 …, manifest.json
@@ -8,8 +8,8 @@
 //!   footer                 how long these are, where the manifest's frame is, the SHA-256 of all before it, the format
 //! ```
 //!
-//! A frame holds files up to [`FRAME_BYTES`], in the order in which loading a model asks for them: to have a kernel,
-//! one frame is unpacked, and its neighbours are in it. Nothing is parsed when a bundle is opened.
+//! A frame holds files up to [`FRAME_BYTES`], in the order in which loading a model asks for them: unpacking one frame
+//! for a kernel also gives its neighbours. Opening a bundle parses nothing.
 
 use std::io::{self, Read};
 

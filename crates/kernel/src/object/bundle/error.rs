@@ -1,4 +1,4 @@
-//! What can be wrong with a bundle.
+//! Errors of bundles.
 
 use std::io;
 

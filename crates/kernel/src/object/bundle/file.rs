@@ -1,4 +1,4 @@
-//! A bundle that is open.
+//! An open bundle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

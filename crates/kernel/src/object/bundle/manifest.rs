@@ -1,4 +1,4 @@
-//! What a bundle says of itself: `manifest.json`, its last file.
+//! A bundle's description of itself: `manifest.json`, its last file.
 
 use std::collections::BTreeMap;
 

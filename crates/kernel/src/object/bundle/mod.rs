@@ -1,9 +1,9 @@
 //! Bundles: kernels that were compiled elsewhere, for machines without a compiler and for first starts.
 //!
-//! A bundle is one file, a `tar.zst` that any `tar` unpacks. `archive` says how it is laid out so that one kernel is
-//! read without the others, [`manifest`] what it says of itself, `place` where bundles are looked for and who may have
-//! written them. Kernels are found by their key without the compiler's identity: whoever compiled them, the source,
-//! the options and the target are the same. [`super::store`] asks here behind the cache and before a compiler.
+//! A bundle is one file, a `tar.zst` that any `tar` unpacks. `archive` lays it out so that one kernel can be read
+//! without the others, [`manifest`] describes its contents, `place` says where bundles are looked for and who may have
+//! written them. Kernels are found by their key without the compiler's identity: source, options and target are the
+//! same, whichever compiler made them. [`super::store`] asks bundles after the cache and before a compiler.
 
 pub(crate) mod archive;
 mod error;

@@ -1,4 +1,4 @@
-//! Where bundles are.
+//! The folders in which bundles are looked for, and the check of who may have written them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

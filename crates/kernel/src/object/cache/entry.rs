@@ -1,4 +1,4 @@
-//! An entry: what it records, and reading one without trusting it.
+//! A cache entry: its records, and how to read it without trusting it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};

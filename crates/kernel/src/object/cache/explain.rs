@@ -1,4 +1,4 @@
-//! Why a lookup missed: the nearest entry, and how its key differs.
+//! Explains why a lookup missed: the nearest entry, and how its key differs.
 
 use std::cmp::Reverse;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The tree on the disk: opening it, where things lie in it, and putting away what is not to be trusted.
+//! The cache's folder tree: opening it, the paths in it, and moving bad entries aside.
 
 use std::fs;
 use std::io;

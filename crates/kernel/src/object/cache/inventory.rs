@@ -1,4 +1,4 @@
-//! Questions about the whole tree: what is in it, and is it whole.
+//! Questions about the whole tree: its contents, and whether they are intact.
 
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -1,4 +1,4 @@
-//! What a compiler is to the program: how it is found, what it is asked, who it is.
+//! A compiler from the program's view: how it is found, called and identified.
 
 use std::fmt;
 

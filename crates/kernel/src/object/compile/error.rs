@@ -1,4 +1,4 @@
-//! What can go wrong between a source and its object.
+//! Errors between a source and its object.
 
 use std::io;
 use std::path::PathBuf;

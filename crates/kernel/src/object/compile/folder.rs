@@ -1,4 +1,4 @@
-//! The private folder of a compile, and what killed processes left of theirs.
+//! The private folder of a compile, and the leftovers of killed processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

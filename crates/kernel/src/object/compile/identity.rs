@@ -2,8 +2,8 @@
 //! identity is a digest of what the compiler reports and of the object that it makes from a fixed kernel.
 //!
 //! Compiling that canary takes 0.05 to 0.3 s, more than a whole warm start should. So identities are remembered on
-//! disk next to stamps of the compiler's files. The record is an accelerator only: it never vouches for an object,
-//! because every compile states its facts again and they are compared.
+//! disk, with stamps of the compiler's files. The record only saves time and never vouches for an object: every
+//! compile states its facts again, and they are compared.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! What hipRTC and NVRTC have in common: run-time compilers of the same functions, opened with dlopen, in the worker
-//! only. No GPU is needed.
+//! What hipRTC and NVRTC have in common: run-time compilers with the same functions, opened with dlopen, only in the
+//! worker. They need no GPU.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};

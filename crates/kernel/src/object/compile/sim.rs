@@ -1,5 +1,5 @@
-//! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to
-//! a shared object.
+//! Compiles a GPU's kernel for the simulator: its text after `templates/lib/hip/simulator.hip.j2`, by the system's C++
+//! compiler, to a shared object.
 
 use std::sync::LazyLock;
 use std::{fs, io};

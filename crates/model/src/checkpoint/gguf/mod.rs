@@ -1,8 +1,8 @@
 //! GGUF files, version 3: keys with values, then a list of tensors, then their data.
 //!
-//! Everything is checked against the bytes that are there before it is used, and arrays stay where they are mapped:
-//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`parts`] makes one of
-//! several files, [`model`] a model of that.
+//! Everything is checked against the bytes that are there before it is used, and arrays stay in the mapped file:
+//! nothing is allocated for sizes that a header only claims. [`value`] reads the values, [`parts`] joins several
+//! files, [`model`] makes a model.
 
 pub mod model;
 pub(super) mod parts;

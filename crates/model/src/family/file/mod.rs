@@ -1,4 +1,4 @@
-//! A family's file: reading it, and everything that can be checked without a model.
+//! Reads a family's file, and checks everything that can be checked without a model.
 
 mod tables;
 mod tensors;

@@ -1,4 +1,4 @@
-//! What is run: every test shape at every legal dtype, with its parameters and scalars.
+//! Selects the cases: every test shape at every legal dtype, with its parameters and scalars.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
