@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use engine::plan::profile::{Profile, ProfileEntry};
 use workbench::bench::limits::MachineLimits;
 
-/// A profile and what it is held against.
+/// A profile and the limits that it is compared with.
 pub(super) struct KernelTable<'a> {
     pub(crate) profile: &'a Profile,
     pub(crate) limits: &'a MachineLimits,

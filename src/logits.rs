@@ -34,11 +34,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.npy")]
     expect: Option<PathBuf>,
 
-    /// Relative tolerance; the seeds use 1e-4
+    /// Relative tolerance; gpt-oss-amd uses 1e-4
     #[arg(long, default_value_t = 1e-4, requires = "expect")]
     rtol: f64,
 
-    /// Absolute tolerance; the seeds use 1e-5, but two correct f32 programs differ by up to 1e-4
+    /// Absolute tolerance; gpt-oss-amd uses 1e-5, but two correct f32 programs differ by up to 1e-4
     #[arg(long, default_value_t = 1e-5, requires = "expect")]
     atol: f64,
 

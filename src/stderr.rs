@@ -102,7 +102,7 @@ struct Writer {
 struct Counts {
     /// Bytes of messages that wait.
     n_bytes: AtomicUsize,
-    /// Messages that found no room, and were not told of yet.
+    /// Messages that were dropped and not counted in a message yet.
     n_lost: AtomicUsize,
 }
 
@@ -140,7 +140,7 @@ impl Queue {
 }
 
 impl Writer {
-    /// Writes what comes, until nobody is left to send it.
+    /// Writes messages until all senders are gone.
     fn write_to(self, mut stream: impl Write) {
         for item in &self.items {
             match item {
@@ -172,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream that nobody reads until `gate` is unlocked, and that keeps what it got.
+    /// A stream without a reader until `gate` is unlocked; it keeps what it got.
     struct Slow {
         gate: Arc<Mutex<()>>,
         got: Arc<Mutex<Vec<u8>>>,

@@ -11,7 +11,7 @@ use engine::device::Device;
 use engine::watchdog::{Hang, Watchdog};
 use hint::Hint;
 
-/// The variable that says so, in seconds; with 0 nobody looks.
+/// The variable with the limit in seconds; 0 is no limit.
 pub(super) const VARIABLE: &str = "GPTOSS_JIT_STEP_TIMEOUT";
 
 const DEFAULT: Duration = Duration::from_secs(15);

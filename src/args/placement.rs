@@ -48,7 +48,7 @@ pub(crate) struct PlacementArgs {
 pub(super) struct Shares {
     /// Bytes of weights that the device is sure to have.
     pub(crate) weights: usize,
-    /// Bytes that these leave free; `None` where nobody says, or they do not fit.
+    /// Bytes that these leave free; `None` if unknown, or if they do not fit.
     pub(crate) left: Option<usize>,
     /// Whether experts make room for whatever else needs it.
     pub(crate) yields: bool,

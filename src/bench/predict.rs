@@ -30,7 +30,7 @@ use workbench::predict::{PredictError, Prediction, Predictor, Round};
 /// graph (an H200: 0.87), and where the host launches kernel by kernel.
 const LAUNCHES_US: [f64; 2] = [1.0, 5.0];
 
-/// Batch sizes where nobody says which.
+/// Default batch sizes.
 const BATCHES: [u32; 3] = [1, 8, 32];
 
 /// A step that was predicted.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::output::Output;
 use workbench::check::{AtLine, Checked};
 
-/// Lines of a template that are told.
+/// Lines of a template that are printed.
 const MAX_TOLD: usize = 12;
 
 /// A line of a template, in `--json` all of them.

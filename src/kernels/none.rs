@@ -8,7 +8,7 @@ use kernel::template::library::Library;
 use kernel::template::{Params, Template};
 use workbench::check::Selection;
 
-/// So many templates that do not fit are told.
+/// Most misfits that are printed.
 const MAX_TOLD: usize = 3;
 
 /// Refuses parameters that one of these templates does not declare: no test would fit it.

@@ -31,7 +31,7 @@ use workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the cases of all precisions may take, where nobody says how long those of one.
+/// Default time for the cases of all precisions.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// What a last cache holds where no table says it, in bytes.

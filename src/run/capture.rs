@@ -14,7 +14,7 @@ use engine::plan::capture::{Capture, CapturedLaunch};
 use system::units::human_bytes;
 use workbench::replay::file;
 
-/// What is wanted, and what came of it.
+/// The requested capture, and its result.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct CaptureArgs {
     /// Write a launch with everything it reads and writes into FILE, for `kernels replay`: of this node, as `kernels

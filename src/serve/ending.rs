@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC, CtrlClose, ctrl_c, ctrl_close};
 
-/// What comes from a person at a terminal, and from a system that ends its services.
+/// The signals of a person at a terminal, and of a system that ends its services.
 #[cfg(unix)]
 pub(super) struct Ending(Signal, Signal);
 #[cfg(windows)]

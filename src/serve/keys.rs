@@ -17,7 +17,7 @@ pub(super) const VARIABLE: &str = "GPTOSS_JIT_API_KEY";
 /// The keys of all three places: `flags`, the lines of a file, and what the variable holds.
 ///
 /// # Errors
-/// One that is none, with where it stands; a file without keys, or that cannot be read.
+/// An invalid key, with its place; a file without keys, or that cannot be read.
 pub(super) fn read(flags: &[String], file: Option<&Path>, variable: Option<OsString>) -> anyhow::Result<Keys> {
     let mut keys = Vec::new();
     for flag in flags {

@@ -12,7 +12,7 @@ use serve::metrics::KvCacheFacts;
 use serve::replica::ServeReplicaReady;
 use serve::replica::child::Orders;
 
-/// Loads the model and answers requests until nobody is left to ask.
+/// Loads the model and answers requests until its parent is gone.
 pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
     // A service manager tells all processes of a server to end, and requests are to be answered all the same.
     leave_to_the_parent(&ENDING)?;

@@ -50,7 +50,7 @@ impl Unusable {
     }
 }
 
-/// A target with what its rows are held against.
+/// A target with the data that its rows are compared with.
 struct Judged {
     chooser: Chooser,
     models: KnownModels,

@@ -32,7 +32,7 @@ use workbench::tune::step::{Decision, Outcome, StepWork, Steps, decide as decide
 /// How often old and new are measured in turn.
 const PAIRS: usize = 3;
 
-/// Batches whose steps decide where nobody says which, as far as steps have so many rows.
+/// Default batches whose steps decide, as far as steps have that many rows.
 const BATCHES: [u32; 5] = [1, 2, 8, 32, 256];
 
 /// What whole steps say.

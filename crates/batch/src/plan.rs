@@ -112,7 +112,7 @@ impl Batch {
         self.shard.map_or(n, |shard| shard.count(n))
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// take turns are alike.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
-    /// From 0.
+    /// Counted from 0.
     pub index: usize,
     /// How many there are; at least one.
     pub of: usize,

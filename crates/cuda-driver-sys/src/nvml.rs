@@ -24,7 +24,7 @@ struct Api {
     _library: ManuallyDrop<Library>,
 }
 
-/// A device whose power is told.
+/// A device whose power can be read.
 pub struct PowerMeter {
     api: Api,
     device: Handle,

@@ -26,7 +26,7 @@ pub(super) struct Ahead {
 /// Where what a step gives arrives.
 struct Mailboxes {
     tokens: Mailbox,
-    /// Once somebody has asked: log-probabilities, and tokens that they belong to.
+    /// On request: log-probabilities, and the tokens that they belong to.
     logprobs: Option<[Mailbox; 2]>,
 }
 

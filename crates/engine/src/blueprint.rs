@@ -20,7 +20,7 @@ use model::config::tensor_parallel::TpRank;
 /// Sizes and precision of a model, on any device.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelOptions {
-    /// How exactly sums are done.
+    /// Precision of sums.
     pub precision: Precision,
     /// Element type of the KV cache; of one with scales that of the layers that see everything ([`KvDtypes::new`]).
     pub kv_dtype: Dtype,
@@ -79,7 +79,7 @@ pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Prec
     }
 }
 
-/// Why a model has no steps.
+/// Errors of planning a model's steps.
 #[derive(Debug, thiserror::Error)]
 pub enum BlueprintError {
     /// The KV cache does not fit its budget.
@@ -104,7 +104,7 @@ pub struct Blueprint {
     pub graph: Graph,
     /// Where keys and values lie.
     pub(crate) layout: KvLayout,
-    /// How large steps are.
+    /// Sizes of steps.
     pub limits: StepLimits,
 }
 

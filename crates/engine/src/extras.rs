@@ -228,7 +228,7 @@ impl Extra {
 /// No token may come next.
 struct NothingAllowed;
 
-/// Whether a mask has this id.
+/// Whether a mask allows this id.
 fn is_allowed(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
@@ -325,7 +325,7 @@ impl Extras {
 }
 
 impl ExtraRows {
-    /// What those are told whose mask allows nothing.
+    /// The ends of requests whose masks allow no token.
     pub(crate) fn endings(&self) -> impl Iterator<Item = Event> {
         let reason = FinishReason::Length;
         self.stuck.iter().map(move |&request| Event::Finished { request, reason })

@@ -19,7 +19,7 @@ pub enum PromptError {
     #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
     TokenId {
         id: u32,
-        /// Where in the prompt.
+        /// The place in the prompt.
         position: usize,
         vocab_size: usize,
     },

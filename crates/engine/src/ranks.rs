@@ -75,12 +75,12 @@ impl Ranks {
         &self.first
     }
 
-    /// The number of the step that is told next; none where the devices meet nobody.
+    /// The number of the next step; none if no devices exchange anything.
     pub(crate) fn next_step(&self) -> Option<u32> {
         self.exchange.as_ref().map(Exchange::next_step)
     }
 
-    /// Says whom the others wait for; none where the devices meet nobody.
+    /// Finds the device that others wait for; none if no devices exchange anything.
     pub(crate) fn behind(&self) -> Option<&Arc<Behind>> {
         self.behind.as_ref()
     }

@@ -29,7 +29,7 @@ impl HostTimes {
     }
 }
 
-/// What was added since.
+/// The time added since another reading.
 impl Sub for HostTimes {
     type Output = Self;
 

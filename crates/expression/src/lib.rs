@@ -36,10 +36,10 @@ pub struct Expression {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: could not evaluate `{text}`: {reason}")]
 pub struct ExpressionError {
-    /// Where the expression stands.
+    /// The expression's place.
     pub(crate) place: Place,
     pub(crate) text: String,
-    /// What is wrong with it.
+    /// The problem.
     pub reason: Reason,
 }
 

@@ -35,7 +35,7 @@ pub struct Orders {
     multiprocessors: Vec<usize>,
     /// Major, minor, patch.
     pub version: [c_int; 3],
-    /// If it is not the arch's.
+    /// Set if it is not the arch's.
     pub wave_size: Option<c_int>,
     /// Whether devices reach each other's memory.
     pub peers: bool,
@@ -56,7 +56,7 @@ pub struct Orders {
 struct Failure {
     call: String,
     status: c_int,
-    /// Which time; none is always.
+    /// The number of the call; none is every call.
     only: Option<usize>,
     n_calls: usize,
 }

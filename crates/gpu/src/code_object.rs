@@ -320,7 +320,7 @@ impl<'a> Map<'a> {
     }
 }
 
-/// A value that is not what it should be. What it is, is told in a word: its text could be anything.
+/// A value that is not as it should be. Its kind is reported, not its text, which could be anything.
 fn wrong(key: &str, expected: &'static str, found: Option<&ValueRef<'_>>) -> CodeObjectError {
     let found = match found {
         None | Some(ValueRef::Nil) => "nothing".into(),

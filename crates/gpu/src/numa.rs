@@ -34,9 +34,9 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
     Some(all)
 }
 
-/// Has what this thread, and those that it starts from here on, is the first to touch spread over all nodes: memory of
-/// its own, and pages of files that are not in memory yet. A machine of one node, and a policy that somebody chose for
-/// this program (`numactl`), stay as they are.
+/// Spreads memory over all nodes that this thread, and threads that it starts later, touch first: private memory, and
+/// pages of files that are not in memory yet. A machine with one node, and a policy chosen for this program
+/// (`numactl`), stay as they are.
 pub(crate) fn spread() {
     let nodes = nodes();
     if nodes.len() > 1 && set(&nodes) {

@@ -49,7 +49,7 @@ impl TargetKernels {
         self.kernels.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.kernels.is_empty()
     }

@@ -22,7 +22,7 @@ pub struct Choice {
     pub template: Arc<Template>,
     /// Its parameters, complete.
     pub params: Params,
-    /// Why it stands where it stands.
+    /// Why it has this rank.
     pub why: Why,
 }
 
@@ -89,7 +89,7 @@ pub enum NotFused {
         /// Every template with its reason; or the row with its own.
         reasons: Vec<String>,
     },
-    /// No kernel for it could be had.
+    /// No kernel for it compiles and loads.
     #[error("no kernel for it is available")]
     Refused,
 }
@@ -192,7 +192,7 @@ impl Chooser {
         &self.tables
     }
 
-    /// What is compiled for.
+    /// The target of compilation.
     pub fn target(&self) -> &Target {
         &self.target
     }

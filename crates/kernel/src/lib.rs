@@ -19,7 +19,7 @@ use std::path::Path;
 /// it gives, if it gives anything.
 ///
 /// # Errors
-/// The work cannot be read, or what came of it not be written.
+/// The job cannot be read, or the result cannot be written.
 pub fn worker() -> Option<io::Result<()>> {
     let mut words = env::args_os().skip(1);
     match words.next()?.to_str()? {

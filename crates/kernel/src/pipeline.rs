@@ -50,7 +50,7 @@ pub struct LoadedKernel {
     pub uses: Option<KernelFacts>,
 }
 
-/// Why a kernel could not be had.
+/// Errors of getting a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
     /// The library has no fitting template, or a broken one in its place.
@@ -66,7 +66,7 @@ pub enum PipelineError {
     #[error("the object of kernel `{label}` cannot be used")]
     Object {
         label: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: ObjectError,
     },
@@ -126,7 +126,7 @@ pub(crate) struct Attempt<T> {
     first_error: Option<PipelineError>,
 }
 
-/// What rankings came to.
+/// The kernels for rankings.
 pub(crate) struct Served<T> {
     pub(crate) attempts: Vec<Attempt<T>>,
     /// For each ranking the index of its own.
@@ -154,7 +154,7 @@ impl Pipeline {
         Self { most_bytes, ..self }
     }
 
-    /// The device's memory, as far as it may be used; `None` where nobody says.
+    /// The usable part of the device's memory; `None` if unknown.
     ///
     /// # Errors
     /// The device's words.
@@ -177,7 +177,7 @@ impl Pipeline {
         self.chooser.library()
     }
 
-    /// What is compiled for.
+    /// The target of compilation.
     pub fn target(&self) -> &Target {
         self.chooser.target()
     }
@@ -192,7 +192,7 @@ impl Pipeline {
         &*self.driver
     }
 
-    /// The device, for whoever outlives this.
+    /// The device, for owners that outlive this.
     pub fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }

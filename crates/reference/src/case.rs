@@ -23,7 +23,7 @@ pub struct Case {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
-    /// The type of what contracts call `activation`; f32 if nobody says. Outputs are not rounded to it.
+    /// The type that contracts call `activation`; f32 by default. Outputs are not rounded to it.
     pub activation: Option<Dtype>,
     /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
     pub inputs: Option<String>,

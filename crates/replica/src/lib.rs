@@ -27,8 +27,8 @@ pub enum Line<T> {
     },
 }
 
-/// A request, in a line. Numbers that are no integers go as their bits, so that they come as they went; a mask goes as
-/// the text of its grammar, of which whoever takes the request out makes a mask.
+/// A request, in a line. Floats go as their bits, so that they arrive unchanged. A mask goes as the text of its
+/// grammar, from which the receiver makes a mask.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireRequest {
     prompt: Vec<u32>,

@@ -101,7 +101,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Starts one. `on` is told each line that it says, and None at its end, by a thread of its own, until it is false.
+    /// Starts one. A thread passes each line of its output to `on`, and None at its end, until `on` returns false.
     ///
     /// # Errors
     /// [`ReplicaError::NotStarted`].
@@ -210,7 +210,7 @@ impl Drop for Replica {
     }
 }
 
-/// When somebody listened last.
+/// The time of the last look.
 #[derive(Debug)]
 pub struct Listening(Instant);
 
@@ -221,8 +221,8 @@ impl Default for Listening {
 }
 
 impl Listening {
-    /// Listens again. Whether this process was stopped meanwhile, or waited for a disk: then it has heard nobody, and
-    /// knows of nobody's silence.
+    /// Listens again. Returns whether this process was stopped meanwhile, or waited for a disk: then it missed the
+    /// replicas' messages, and cannot call them silent.
     pub fn was_away(&mut self) -> bool {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now) > AWAY

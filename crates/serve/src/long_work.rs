@@ -35,8 +35,8 @@ impl LongWork {
         Self { places: Arc::new(Semaphore::new(n)) }
     }
 
-    /// Does something, in its turn and on a thread for it if it `is_long`. It is told whether anybody waits for it
-    /// still: nobody does when this future was dropped.
+    /// Runs work in its turn, on another thread if it `is_long`. The work can ask whether it is still wanted: it is not
+    /// once this future was dropped.
     ///
     /// # Errors
     /// It panicked.

@@ -15,7 +15,7 @@ pub(crate) trait Watcher: Unpin {
 /// The body goes first, with the generations in it, which have something to tell the watcher.
 pub(crate) struct Watched<W> {
     body: Body,
-    /// Bytes to come, if that was said: nobody asks for an end behind the last of them.
+    /// Remaining bytes, if known: no end is polled after the last of them.
     left: Option<u64>,
     watcher: W,
 }

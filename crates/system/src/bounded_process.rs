@@ -23,7 +23,7 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Of what the process printed, this much is looked at.
 const MAX_PRINTED_BYTES: u64 = 4 << 10;
 
-/// Stands in for this program where it is a library in a process of others.
+/// The program to start, where this crate is a library in another process.
 static STAND_IN: OnceLock<PathBuf> = OnceLock::new();
 
 /// Has `program` do all work for which this program would start itself: a process of others, such as Python's, does not

@@ -46,11 +46,11 @@ const LAUNCHERS: [Launcher; 5] = [
 /// One of several processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// From 0.
+    /// Counted from 0.
     pub rank: usize,
     /// How many there are; more than one.
     pub world: usize,
-    /// Which of those on this host, from 0; 0 where nobody says.
+    /// The process's number on this host, from 0; 0 if unknown.
     pub local_rank: usize,
     pub launcher: &'static str,
 }

@@ -17,9 +17,9 @@ mod linux;
 
 /// What the names of files begin with that are not whole yet.
 const PREFIX: &str = ".gptoss-jit-new-";
-/// Nobody has to make a file more often than this because others take it for one that was left.
+/// The most tries to make a file, in case others take it for a leftover.
 const MAX_TRIES: usize = 8;
-/// Nobody waits for a folder with more names than this.
+/// Folders with more names than this are not searched.
 const MAX_NAMES: usize = 10_000;
 
 /// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
@@ -191,7 +191,7 @@ fn sweep(folder: &Path) {
     }
 }
 
-/// A file that nobody writes any more, locked.
+/// A file without a writer, locked.
 fn left(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
     let metadata = file.metadata()?;

@@ -101,7 +101,7 @@ impl Report<'_> {
         self.device.starts_with("hip") || self.device.starts_with("cuda")
     }
 
-    /// The file as it is now: what comes next may be the end of the machine.
+    /// Writes the present state of the file: the next part may crash the machine.
     fn write(&self, is_complete: bool) -> anyhow::Result<()> {
         let page = Page { device: &self.device, is_complete, parts: &self.parts };
         let text = page.text();
@@ -131,7 +131,7 @@ impl Report<'_> {
         self.add(ReportSection { name, state: State::LeftOut, seconds, reason, commands, result: Value::Null, notes })
     }
 
-    /// What came of some words with `--json`.
+    /// Runs a command with `--json`, and returns its result.
     fn ask(&self, words: &[&str], limit: Duration) -> io::Result<CommandResult> {
         let words: Vec<String> = words.iter().chain(&["--json"]).map(|word| (*word).to_owned()).collect();
         let child::Ended { result, notes, problem, is_late, took } = child::run(&words, limit)?;
@@ -325,7 +325,7 @@ impl Report<'_> {
 /// Why a part was left out at the end.
 const NO_TIME: &str = "no time was left: `--seconds` gives more";
 
-/// What came of a command with `--json`.
+/// The result of a command with `--json`.
 struct CommandResult {
     command: String,
     result: Value,

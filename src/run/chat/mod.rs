@@ -89,9 +89,9 @@ struct Chat<'a> {
     stop: Vec<u32>,
     manner: Manner,
     is_at_terminal: bool,
-    /// Somebody wants no more of the answer that is being written.
+    /// The answer that is being written was stopped.
     is_stopped: Arc<AtomicBool>,
-    /// What the model is told before the conversation.
+    /// The system message.
     system: Option<String>,
     conversation: Vec<Turn>,
     /// Answers so far: each draws from random numbers of its own.

@@ -62,7 +62,7 @@ pub(super) fn talk(chat: &mut Chat<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A command or a message. What goes wrong with it is told, and the chat goes on.
+/// Takes a command or a message. Its error is printed, and the chat goes on.
 fn take(chat: &mut Chat<'_>, line: &str) -> anyhow::Result<After> {
     let taken = match command(line) {
         Some((name, argument)) => chat.obey(name, argument),

@@ -359,8 +359,8 @@ fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
     }
 }
 
-/// Runs what is to be run, until all is done or a signal comes, which is told then. Also gives the seconds that it took
-/// from when the model was there.
+/// Runs all prompts until they are done or a signal comes, which is then reported. Also returns the seconds since the
+/// model was loaded.
 fn answer(
     work: &mut BatchRun<'_>,
     runner: &mut Runner,

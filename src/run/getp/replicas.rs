@@ -23,7 +23,7 @@ pub(super) fn start(args: &Args, checkpoint: &Checkpoint, extent: Extent, n: usi
     Ok(Replicas::start(&replicas::starts(&args.device, checkpoint, n, &more)?)?)
 }
 
-/// Is a replica: loads the model and answers jobs until nobody is left to ask.
+/// Is a replica: loads the model and answers jobs until its parent is gone.
 pub(super) fn work(args: &Args, extent: Extent, output: &Output) -> anyhow::Result<()> {
     signals::leave_to_the_parent(&signals::OF_TERMINALS)?;
     let (jobs, received) = mpsc::channel();

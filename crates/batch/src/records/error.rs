@@ -12,14 +12,14 @@ pub(crate) const RESTART_HINT: &str =
 /// Why answers cannot be kept, or not be gone on from.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// What the system says.
+    /// The system's error.
     #[error("could not keep answers in `{}`", path.display())]
     Io {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// Another process is at it.
+    /// Another process uses it.
     #[error("could not keep answers in `{}`: another process does", path.display())]
     Busy { path: PathBuf },
     /// Some other file has the name.
@@ -32,7 +32,7 @@ pub enum RecordsError {
     #[error("could not go on from `{}`: it has an answer to prompt {index}, but there are only {n}", path.display())]
     TooMany {
         path: PathBuf,
-        /// From 1.
+        /// Counted from 1.
         index: u32,
         n: usize,
     },

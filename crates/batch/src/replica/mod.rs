@@ -66,7 +66,7 @@ pub struct Did {
     pub steps: usize,
     /// Tokens that steps had draft rows for.
     pub drafted_tokens: u64,
-    /// Drafts that were what came.
+    /// Drafts that were right.
     pub accepted_tokens: u64,
     /// What the device took, in joules, where its driver says.
     pub joules: Option<f64>,

@@ -24,7 +24,7 @@ pub enum ChatFormatError {
         names.join(" ")
     )]
     NoFormat {
-        /// Those that it lacks.
+        /// The missing ones.
         names: Vec<&'static str>,
     },
     #[error(transparent)]

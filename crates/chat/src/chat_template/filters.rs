@@ -95,7 +95,7 @@ impl Given {
     }
 }
 
-/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are unless it is said otherwise.
+/// As Hugging Face's filter: Python's JSON, with characters beyond ASCII unchanged by default.
 fn tojson(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let given = Given::read(given, &["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let spelling = Spelling {

@@ -28,7 +28,7 @@ const SECONDS_A_DAY: u64 = 86_400;
 pub(super) struct Moment(u64);
 
 impl Moment {
-    /// What can be asked for.
+    /// The supported formats.
     pub(crate) const KNOWN: &str = "some of %Y %y %m %B %b %d %e %j %A %a %w %u %H %I %M %S %p %F %T %D %Z %z %%";
 
     pub(crate) fn now() -> Self {

@@ -52,7 +52,7 @@ impl Given {
     }
 }
 
-/// What became of a job: why the template does not compile, or what each conversation gave.
+/// The result of a job: why the template does not compile, or the result for each conversation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum PromptRenderResult {
     NoTemplate(String),

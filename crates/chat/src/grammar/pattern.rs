@@ -9,7 +9,7 @@ use derivre::{RegexAst, RegexBuilder, StateID};
 const MAX_STATES: usize = 200;
 const MAX_BYTES: usize = 1 << 15;
 
-/// Work that one may take.
+/// The work limit of one rewriting.
 const MAX_FUEL: u64 = 1_000_000;
 
 /// Characters beyond ASCII are all alike to a pattern that names none: some of two, three and four bytes stand for

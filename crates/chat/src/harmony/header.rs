@@ -45,12 +45,12 @@ pub(super) enum Beginning {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fields {
-    /// None: the assistant's.
+    /// None is the assistant.
     pub(crate) role: Option<Role>,
     pub(crate) channel: Option<Channel>,
     pub(crate) recipient: Option<String>,
     pub(crate) content_type: Option<String>,
-    /// What is odd about it.
+    /// Its deviations from the format.
     pub(crate) oddities: Oddities,
 }
 
@@ -110,14 +110,14 @@ impl Header {
         Some((mark, behind))
     }
 
-    /// Whether somebody else speaks than the assistant, as far as one can tell.
+    /// Whether a speaker other than the assistant begins, as far as the header tells.
     pub(crate) fn is_from_others(&self, is_whole: bool) -> bool {
         const LONGEST_ROLE: usize = 64;
         let reading = self.read(is_whole);
         reading.fields.is_from_others() || (reading.is_role_open && self.bytes.len() > LONGEST_ROLE)
     }
 
-    /// What is said, and its text so far, once the words are more than a header has.
+    /// The fields and the text so far, once there are more words than a header has.
     pub(crate) fn text_so_far(&self) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(false);
         let stray = &self.bytes[reading.stray_at..];
@@ -186,7 +186,8 @@ impl Header {
         says_something.then_some((fields, text))
     }
 
-    /// Whether words that no header has are text, and not one word too many: where no mark was and nobody is called.
+    /// Whether words that no header has are text, rather than one superfluous word: they are if there was no mark and
+    /// no recipient.
     fn is_speech(&self, reading: &Reading) -> bool {
         self.section == Section::Role && reading.fields.recipient.is_none()
     }

@@ -31,7 +31,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As it is written in a header.
+    /// Its spelling in a header.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::System => "system",
@@ -53,7 +53,7 @@ impl Role {
     }
 }
 
-/// Whom the assistant speaks to.
+/// The channel of the assistant's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// To itself: the chain of thought, not meant to be shown.
@@ -66,7 +66,7 @@ pub enum Channel {
 }
 
 impl Channel {
-    /// As it is written in a header.
+    /// Its spelling in a header.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Analysis => "analysis",
@@ -110,7 +110,7 @@ impl Message {
         Self { channel: Some(channel), ..Self::new(Role::Assistant, text) }
     }
 
-    /// A call of the function `name`, as the model writes it best: its recipient stands in the role.
+    /// A call of the function `name` in the form that the model writes best: with the recipient in the role.
     pub fn call(name: &str, arguments: impl Into<String>) -> Self {
         Self {
             recipient: Some(format!("{FUNCTIONS}.{name}")),
@@ -124,12 +124,12 @@ impl Message {
         Self { content_type: None, ..Self::call(name, text) }
     }
 
-    /// What the function `name` gave.
+    /// The result of the function `name`.
     pub fn result(name: &str, text: impl Into<String>) -> Self {
         Self::tool_result(format!("{FUNCTIONS}.{name}"), text)
     }
 
-    /// What a tool answers.
+    /// The result of a tool.
     pub fn tool_result(tool: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             channel: Some(Channel::Commentary),
@@ -207,13 +207,13 @@ pub fn developer_text(instructions: &str) -> String {
     format!("# Instructions\n\n{instructions}")
 }
 
-/// Why harmony cannot be used.
+/// Errors of harmony.
 #[derive(Debug, thiserror::Error)]
 pub enum HarmonyError {
     /// The vocabulary has no such tokens.
     #[error("the tokenizer lacks the special tokens of harmony: {}", names.join(" "))]
     MissingSpecials {
-        /// Those that it lacks.
+        /// The missing ones.
         names: Vec<&'static str>,
     },
     /// Text could not be encoded or an id not be decoded.

@@ -34,10 +34,10 @@ enum Content<'a> {
 impl Harmony {
     /// The prompt for the assistant's next words, as ids.
     ///
-    /// Reasoning is left out where a `final` message comes later. A message ends in `<|end|>` even where the model
-    /// wrote `<|return|>`, which a prompt never holds; so does one that was cut. Names of special tokens inside of a
-    /// message are text: nobody can end a message by writing `<|end|>`. Of what a model wrote, words for others and a
-    /// header without a message are left out.
+    /// Reasoning is omitted before a later `final` message. A message ends in `<|end|>` even if the model wrote
+    /// `<|return|>`, which a prompt never has; so does a cut message. Names of special tokens inside a message are
+    /// text: no one can end a message by writing `<|end|>`. From model output, words for others and a header without a
+    /// message are omitted.
     ///
     /// # Errors
     /// [`HarmonyError::Tokenizer`]: more than `limit` takes. With a tokenizer that takes any bytes, and for ids that it

@@ -30,9 +30,9 @@ pub(super) fn parameters(schema: &Value) -> Option<String> {
 }
 
 struct Writer<'a> {
-    /// Where references lead.
+    /// The schema in which references are resolved.
     root: &'a Value,
-    /// Those that are being followed.
+    /// References that are being resolved.
     refs: Vec<String>,
     n_types: usize,
 }

@@ -43,7 +43,7 @@ pub(crate) enum Role {
     Shared,
 }
 
-/// What is known of a tensor.
+/// A tensor's properties.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// For messages and traces.
@@ -60,7 +60,7 @@ pub struct Tensor {
 pub enum Rows {
     /// Every row of the step.
     All,
-    /// The rows that want logits.
+    /// Rows whose logits are needed.
     Logits,
     /// The same, of steps in which devices that share the vocabulary have all logits everywhere.
     Gathered,
@@ -83,7 +83,7 @@ impl Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
     pub n_rows: usize,
-    /// Those that want logits.
+    /// Rows whose logits are needed.
     pub n_logit_rows: usize,
     /// What the rows are to each other.
     pub kind: StepKind,
@@ -114,7 +114,7 @@ impl StepShape {
     }
 }
 
-/// How large steps are at most.
+/// The largest sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     /// Most rows of a step.
@@ -148,7 +148,7 @@ pub struct Node {
     pub args: BTreeMap<String, TensorId>,
     /// Scalar arguments other than `n_tokens`, by the contract's names.
     pub scalars: BTreeMap<String, u32>,
-    /// What `n_tokens` is.
+    /// The rows that `n_tokens` counts.
     pub rows: Rows,
     pub place: Place,
 }
@@ -210,7 +210,7 @@ impl Graph {
         NodeBuilder { graph: self }
     }
 
-    /// A node of an op, on all rows, of which nothing else is said yet.
+    /// A node of an op, on all rows, without any other property.
     fn empty_node(&self, op: &str) -> Node {
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
         let (problem, place) = (Problem::plain(op, self.precision), Place::Device);

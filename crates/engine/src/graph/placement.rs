@@ -41,7 +41,7 @@ pub enum Streaming {
 /// Where the table is that tokens are looked up in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingPlace {
-    /// On the device, like all else.
+    /// On the device, like everything else.
     Device,
     /// In main memory, where the device reads a row of it for each token.
     Host,

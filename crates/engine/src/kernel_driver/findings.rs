@@ -17,7 +17,7 @@ const NEWER_KERNEL: &str =
     "a newer kernel, or AMD's `amdgpu-dkms`, may know this GPU; `sudo dmesg | grep amdgpu` says more";
 const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --device=/dev/dri`";
 
-/// Something that is wrong.
+/// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFinding {
     pub what: String,
@@ -25,7 +25,7 @@ pub struct DriverFinding {
     pub hint: String,
 }
 
-/// What a HIP runtime says.
+/// A HIP runtime's report.
 pub(super) struct RuntimeSeen<'a> {
     pub release: Option<(u32, u32)>,
     /// How many GPUs it finds.

@@ -73,7 +73,7 @@ impl Decisions {
         Self { all: all.collect(), rankings }
     }
 
-    /// What a launch is to do.
+    /// The problem of a launch.
     pub fn problem(&self, decision: &Decision) -> &Problem {
         &self.rankings.distinct[decision.ranking].0.problem
     }

@@ -51,7 +51,7 @@ pub struct Executor {
     sites: Sites,
     graph: Graph,
     inputs: Inputs,
-    /// What the rows are told whose logits are changed.
+    /// Inputs of the rows whose logits are changed.
     change_inputs: Inputs,
     externals: HashMap<String, BufferView>,
     segments: Vec<Segment>,
@@ -61,7 +61,7 @@ pub struct Executor {
     stream_plan: Option<StreamPlan>,
     profiler: Option<Profiler>,
     replays: Replays,
-    /// A launch that somebody waits for.
+    /// A launch to capture.
     capture: Mutex<Option<Capture>>,
 }
 
@@ -145,7 +145,7 @@ impl Executor {
         self.sites.host.as_ref().map(|host| &*host.pipeline)
     }
 
-    /// What memory was allocated for.
+    /// The memory plan.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
@@ -255,7 +255,7 @@ impl Executor {
         self.inputs.write(self.pipeline(), inputs)
     }
 
-    /// The same for the tensors that rows are told by whose logits are changed.
+    /// The same for the inputs of rows whose logits are changed.
     ///
     /// # Errors
     /// As [`Self::write_inputs`].
@@ -365,7 +365,7 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// Waits until everything launched so far is done: what went wrong is told here.
+/// Waits until everything launched so far is done, and returns its error.
 fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
     let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
     let waited = pipeline.driver().read(view, &mut [0]);

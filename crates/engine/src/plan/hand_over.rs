@@ -114,7 +114,7 @@ impl HandOver {
         brought.map_err(|source| self.failed(source))
     }
 
-    /// Sends what the processor made.
+    /// Sends the processor's results.
     pub(crate) fn send(&self, n: usize, sites: &Sites) -> Result<(), PlanError> {
         let sent = self.prepared.get(&n).map_or(Ok(()), |copies| sites.device.driver().send(&copies.outputs));
         sent.map_err(|source| self.failed(source))

@@ -22,11 +22,11 @@ pub struct MemoryPlan {
     /// Others of the checkpoint's tensors, which the device reads in main memory.
     pub zero_copy: usize,
     pub(crate) kv_cache: usize,
-    /// Those of them that are kept for prompts that begin alike, besides blocks that nobody needs.
+    /// Of these, bytes of snapshots for prompts with a common beginning, in addition to idle blocks.
     pub(crate) snapshots: usize,
     /// Activations, what a step is given and what it gives.
     pub(crate) activations: usize,
-    /// What kernels ask for besides.
+    /// Workspaces of kernels.
     pub(crate) workspace: usize,
     /// Room for weights that are brought from main memory, a layer's while another one's are used.
     pub streaming: usize,
@@ -60,7 +60,7 @@ pub struct HostPlan {
 }
 
 impl HostPlan {
-    /// What will be allocated.
+    /// Bytes that will be allocated.
     fn needed_bytes(&self) -> usize {
         self.weights - self.weights_in_place + self.activations
     }
@@ -105,7 +105,7 @@ impl hint::Hint for DoesNotFit {
     }
 }
 
-/// Whoever watches a model being loaded. `()` watches nothing.
+/// An observer of a model's loading. `()` observes nothing.
 pub trait LoadProgress: Progress {
     /// The kernels are there and this is what the rest will take; nothing is allocated yet, and it may not fit.
     fn planned(&self, _memory: &MemoryPlan) {}
@@ -133,7 +133,7 @@ impl MemoryPlan {
         Ok(Self { weights, weights_in_place, zero_copy, gain, has_experts, device, memory, ..Self::default() })
     }
 
-    /// What will be allocated.
+    /// Bytes that will be allocated.
     pub fn needed_bytes(&self) -> usize {
         self.weights - self.weights_in_place + self.kv_cache + self.activations + self.workspace + self.streaming
     }

@@ -18,7 +18,7 @@ type StepPart = (StepShape, Range<usize>);
 
 #[derive(Default)]
 pub(super) struct Replays {
-    /// By the step, by its part: none for what came once.
+    /// By step and part: none for a part that came once.
     steps: HashMap<StepShape, HashMap<Range<usize>, Option<Graph>>>,
     /// Whether the device cannot, or failed to.
     is_off: bool,

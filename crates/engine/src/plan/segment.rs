@@ -192,7 +192,7 @@ impl PlannedLaunch {
 }
 
 impl PreparedLaunch {
-    /// What a driver is told.
+    /// The launch for a driver.
     pub(crate) fn launch(&self) -> Launch<'_> {
         Launch { grid: self.grid, scratch_bytes: self.scratch_bytes, args: &self.args }
     }

@@ -8,7 +8,7 @@ use super::workspace::Workspace;
 use crate::graph::placement::Place;
 use kernel::pipeline::Pipeline;
 
-/// A place, and what is there.
+/// A place and its contents.
 pub(super) struct Site {
     pub(crate) pipeline: Arc<Pipeline>,
     /// Where every tensor of the graph is that a node here uses; of the others, nothing.

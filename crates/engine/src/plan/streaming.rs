@@ -23,7 +23,8 @@ use crate::graph::{Graph, Node, StepLimits, StepShape, Storage};
 use kernel::step::StepKind;
 use model::checkpoint::Checkpoint;
 
-/// Steps of fewer rows leave experts to the processor, however slow it is: most experts would be copied for nobody.
+/// Steps of fewer rows leave experts to the processor, however slow it is: most experts would be copied without being
+/// used.
 pub(super) const LEAST_ROWS: usize = 16;
 
 /// Where on the device the processor's weights go.
@@ -163,13 +164,13 @@ pub struct StreamPlan {
     pub layer_bytes: usize,
     /// Whether the device copies them from where they are.
     pub is_pinned: bool,
-    /// How long that takes, and how long the processor takes for so many rows; `None` where nobody measured.
+    /// The time of the copies, and the processor's time for a number of rows; `None` if not measured.
     pub times: Option<(Duration, usize, Duration)>,
 }
 
 impl StreamPlan {
-    /// Seconds that experts take to come to the device in a step that takes in so many tokens; `None` where they do not
-    /// come, or nobody measured.
+    /// Seconds to copy the experts to the device in a step that reads this many prompt tokens; `None` if they are not
+    /// copied, or if this was not measured.
     pub fn copies_s(&self, n_rows: usize) -> Option<f64> {
         let (copy, ..) = self.times.filter(|_| self.from_rows.is_some_and(|from| from <= n_rows))?;
         Some(copy.as_secs_f64() * self.n_layers as f64)

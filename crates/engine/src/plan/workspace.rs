@@ -13,9 +13,9 @@ use kernel::template::launch::ArgSpec;
 /// Lengths of both kinds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkspaceBytes {
-    /// What may hold anything.
+    /// Memory with undefined contents.
     pub(crate) open: usize,
-    /// What is zero between launches.
+    /// Memory that is zero between launches.
     pub(crate) zeroed: usize,
 }
 

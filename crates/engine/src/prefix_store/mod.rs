@@ -35,7 +35,7 @@ pub struct PrefixStore {
     total_bytes: u64,
     /// When a file of this model was used.
     used: HashMap<PathBuf, SystemTime>,
-    /// What is to be written; none where nobody has looked since something changed.
+    /// The parts to write; none if something changed since the last look.
     to_save: Option<VecDeque<(PrefixBlock, PrefixPart)>>,
     /// Whether writing failed: it is not tried again.
     has_failed: bool,
@@ -303,7 +303,7 @@ impl PrefixStore {
         self.files.insert((when, path), len_bytes);
     }
 
-    /// Counts a file no more.
+    /// Removes a file from the counts.
     fn forget(&mut self, path: &Path) {
         let known = self.files.keys().find(|(_, known)| known == path).cloned();
         if let Some(len_bytes) = known.and_then(|known| self.files.remove(&known)) {

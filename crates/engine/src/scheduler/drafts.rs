@@ -19,7 +19,7 @@ use kernel::template::Precision;
 pub struct DraftOptions {
     /// Draft rows of a sequence in a step, at most.
     pub max_rows: usize,
-    /// While more sequences than this run, nobody drafts: their rows fill the steps as they are.
+    /// While more sequences than this run, none drafts: their rows fill the steps anyway.
     pub max_sequences: usize,
     /// A draft gets a row if it is right with at least this probability, by how often this sequence's were so far.
     pub min_probability: f32,
@@ -45,7 +45,7 @@ impl DraftOptions {
 /// How much of what is known of a sequence's drafts the last one makes up.
 const NEWEST: f32 = 1.0 / 8.0;
 
-/// What came before in a sequence, and what it lets expect.
+/// A sequence's earlier tokens, and the tokens that they predict.
 #[derive(Debug, Default)]
 pub(super) struct Drafts {
     /// The place of the token that followed these three last.
@@ -54,13 +54,13 @@ pub(super) struct Drafts {
     n_seen: usize,
     /// The place of the token that is expected to come next again.
     expected: Option<usize>,
-    /// How probably what is expected comes, by what came lately.
+    /// The probability that an expected token comes, by recent results.
     probability: f32,
 }
 
 impl Drafts {
-    /// Takes note of the tokens that came since this was told last. Those of the prompt, the first `n_prompt`, say
-    /// nothing of how often drafts are right.
+    /// Records the tokens that came since the last call. Those of the prompt, the first `n_prompt`, say nothing about
+    /// how often drafts are right.
     pub(crate) fn follow(&mut self, tokens: &[u32], n_prompt: usize) {
         for place in self.n_seen..tokens.len() {
             if let Some(expected) = self.expected.filter(|_| place >= n_prompt) {

@@ -14,7 +14,7 @@ pub(crate) enum PrefixPart {
 }
 
 impl Scheduler {
-    /// Prefixes whose last block is found and held by nobody, the one that was used longest ago first.
+    /// Prefixes whose last block is idle, the least recently used first.
     pub(crate) fn kept(&self) -> Vec<PrefixBlock> {
         if self.keeps_prefixes { self.tables.idle().collect() } else { Vec::new() }
     }
@@ -59,7 +59,7 @@ impl Scheduler {
         self.snapshots.used(&name.key);
     }
 
-    /// The copies that were to be made before the next step, for whoever makes them now.
+    /// The copies that were due before the next step, for a caller that makes them now.
     pub(crate) fn take_copies(&mut self) -> Vec<BlockCopy> {
         std::mem::take(&mut self.copies)
     }

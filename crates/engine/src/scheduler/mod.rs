@@ -179,8 +179,8 @@ impl Scheduler {
         step
     }
 
-    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the
-    /// order in which they were made; the one after `step` may have been made already, no other.
+    /// Takes the tokens of the step's logit rows, in their order, and returns the events. Steps are reported in the
+    /// order in which they were made; only the one after `step` may have been made already.
     pub(crate) fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
         let (mut events, mut n_before) = (Vec::new(), 0);
@@ -251,8 +251,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what was kept for sequences that begin alike: somebody else wrote to the cache, or a step failed. What
-    /// the running sequences compute is not kept either.
+    /// Forgets the prefix cache, because the cache was overwritten or a step failed. Results of the running sequences
+    /// are not kept either.
     pub(crate) fn forget_prefixes(&mut self) {
         self.tables.forget_keys();
         self.snapshots.forget();
@@ -285,9 +285,8 @@ impl Scheduler {
         of(0).or_else(|| of(self.n_foreground()))
     }
 
-    /// Tells the prefix cache of the blocks of a slot that are complete and whose tokens are known. What is launched
-    /// after this may read them: the rows that write them are in a step that was launched, or is next and admits nobody
-    /// any more.
+    /// Adds the complete blocks of a slot, whose tokens are known, to the prefix cache. Later launches may read them:
+    /// the rows that write them are in a step that was launched, or that is next and admits no more requests.
     fn keep_prefix(&mut self, slot: usize) {
         if !self.keeps_prefixes {
             return;

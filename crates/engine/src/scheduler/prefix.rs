@@ -18,7 +18,7 @@ use super::lru::Lru;
 use super::step::BlockCopy;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 
-/// The name of a prefix. Nobody finds two prefixes with the same one: it is a digest.
+/// The name of a prefix: a digest, so no two prefixes with the same name can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefixKey(pub(crate) [u8; 32]);
 
@@ -148,10 +148,9 @@ impl Snapshots {
         }
     }
 
-    /// The copies that keep what the rings of `slot` were at `position`, where the block of `key` ends, if nobody has
-    /// kept that, and if they still hold all of it. `newest` is the last position that was written to them: without
-    /// drafts it is in the block before or behind `position`, and they do.
-    /// Whether they did.
+    /// Plans the copies that keep the rings of `slot` as they were at `position`, where the block of `key` ends, unless
+    /// they are kept already or the rings no longer hold all of it. `newest` is the last position written to them;
+    /// without drafts it is in the block before or after `position`, and the rings hold all. Returns whether they do.
     pub(crate) fn keep(
         &mut self,
         key: PrefixKey,

@@ -40,8 +40,8 @@ impl Scheduler {
         self.figures.drafted_tokens += drafts.len() as u64;
     }
 
-    /// What is expected of a slot behind its next row, as far as the step and the slot's blocks have room for it: half
-    /// of what the slots leave of a step is for prompts, and a block is taken only if nobody will need it sooner.
+    /// Expected tokens for the rows after a slot's next one, as far as the step and the slot's blocks have room: half
+    /// of a step's free rows is for prompts, and a block is taken only if no sequence will need it sooner.
     fn drafts_of(&mut self, slot: usize, step: &Step, n_allowed: NAllowed<'_>) -> Vec<u32> {
         let Some(options) = self.options.drafts else { return Vec::new() };
         let n_running = self.slots.iter().flatten().count();

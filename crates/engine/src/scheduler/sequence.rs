@@ -19,16 +19,16 @@ pub(super) struct Sequence {
     pub(crate) n_forwarded: usize,
     /// Positions of its slot that were written to, those of drafts that were wrong included.
     pub(crate) n_written: usize,
-    /// Positions whose rows tell how probable the token behind them is, in steps so far; 0 if nobody asks.
+    /// Positions whose rows give the log-probability of the token after them, in steps so far; 0 unless requested.
     pub(crate) n_scored: usize,
     /// Tokens that steps so far generate, known or not.
     pub(crate) n_generated: usize,
-    /// Whether they are told. One that asks for the prompt alone generates one that nobody hears of.
+    /// Whether tokens are reported. A request for the prompt alone generates one token that is not.
     pub(crate) tells_tokens: bool,
     /// Its last logit row in the step that had it last.
     logit_row: u32,
     random: XorShift,
-    /// What is expected of it.
+    /// Its expected tokens.
     pub(crate) drafts: Drafts,
     /// Whether a step has, and its tokens are not known.
     is_drafted: bool,
@@ -221,7 +221,7 @@ impl Sequence {
         PrefixBlock { key: self.keys[index], before, index }
     }
 
-    /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.
+    /// Goes back to the queue: everything in its cache will be computed again, and no reported token is taken back.
     pub(crate) fn start_over(&mut self) {
         (self.n_forwarded, self.n_written, self.n_kept, self.last_snapshot) = (0, 0, 0, 0);
         (self.is_preempted, self.is_kept) = (true, true);

@@ -79,7 +79,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// What decides its launches.
+    /// The shape, which decides its launches.
     pub(crate) fn shape(&self) -> StepShape {
         let mut slots = BTreeSet::new();
         let is_alone = |row: &Row| slots.insert(row.slot);

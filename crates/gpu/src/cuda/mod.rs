@@ -33,7 +33,7 @@ const EARLY_IN_GRAPHS: (u32, u32) = (12, 3);
 pub struct CudaChip {
     facts: DeviceFacts,
     context: Arc<Context>,
-    /// Opened when somebody asks.
+    /// Opened on demand.
     meter: OnceLock<Option<PowerMeter>>,
 }
 

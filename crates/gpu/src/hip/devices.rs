@@ -76,7 +76,7 @@ impl HipLibrary {
         mapped_file(self.hip.path())
     }
 
-    /// What it was opened as.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         self.hip.path()
     }
@@ -107,8 +107,8 @@ impl HipLibrary {
 impl HipRuntime {
     /// Opens and initialises the runtime. A runtime that finds no device is opened all the same.
     ///
-    /// - `explicit`: the library, or a folder that holds it; then no other is tried
-    /// - `rocm_path`: where ROCm is installed, if somebody said so
+    /// - `explicit`: the library, or a folder with it; then no other is tried
+    /// - `rocm_path`: where ROCm is installed, if given
     ///
     /// # Errors
     /// [`GpuError::NoRuntime`] or [`GpuError::Unusable`], or [`GpuError::Call`] when it does not start.

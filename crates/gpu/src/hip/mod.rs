@@ -21,7 +21,7 @@ pub use devices::{HipLibrary, HipRuntime, end_process, mapped_file};
 /// An AMD GPU.
 pub type HipDriver = Gpu<HipChip>;
 
-/// What is known of an AMD GPU.
+/// The facts about an AMD GPU.
 pub struct HipChip {
     facts: DeviceFacts,
     pci: Option<PciAddress>,

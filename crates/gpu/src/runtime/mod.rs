@@ -47,7 +47,7 @@ pub(crate) trait Chip: Send + Sync {
     /// Whether something is connected to one of its outputs.
     fn has_display(&self) -> bool;
 
-    /// What the device takes now, in watts; none where nobody says.
+    /// The power that the device draws now, in watts; none if unknown.
     fn power_watts(&self) -> Option<f64>;
 
     /// Holds an object against `spec` and the device, and loads it.

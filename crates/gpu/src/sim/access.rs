@@ -45,8 +45,8 @@ pub(super) extern "C" fn counted_access(context: *mut Context, begin: usize, wha
     access(context, begin, what, pc);
 }
 
-/// Called by the object where the running thread uses a pointer that is not aligned as its type is. A thread's own
-/// memory is nobody else's business: the compiler of a GPU puts it where it likes.
+/// Called by the object if the running thread uses a pointer that is not aligned as its type is. A thread's own memory
+/// is exempt: a GPU's compiler places it as it likes.
 pub(super) extern "C" fn misaligned(context: *mut Context, address: usize, alignment: u32, pc: usize) {
     if !is_on_stack(context, address) {
         stop(context, FaultKind::Unaligned, address, alignment, pc, 0);

@@ -123,7 +123,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
 struct Running<'a> {
     context: *mut Context,
     threads: Vec<Thread>,
-    /// Of the running wave, who runs after whom.
+    /// The order of the running wave's threads.
     turn: Vec<*mut Thread>,
     grid: &'a Grid<'a>,
     block: u64,
@@ -180,8 +180,8 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// What stopped a thread, once the others went on as far as they come before the next barrier: who reads what
-    /// nobody wrote may only be too early.
+    /// Explains why a thread stopped, after the others went on as far as they can before the next barrier: a thread
+    /// that read unwritten memory may only have been too early.
     fn explained(&mut self, stop: Stop, waves: impl Iterator<Item = usize>, round: u64) -> Stop {
         let Why::Fault(fault) = &stop.why else { return stop };
         let mut fault = *fault;

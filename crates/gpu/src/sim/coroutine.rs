@@ -110,7 +110,7 @@ mod switch {
         /// Runs it until it, or who goes on for it, goes back.
         ///
         /// # Safety
-        /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
+        /// The context is valid for its body, and the same each time; `link` has no other user meanwhile.
         #[inline(always)]
         pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: on top of its stack is where it goes on, by `new` or by `switch`.
@@ -219,7 +219,7 @@ mod switch {
         /// Runs it until it goes back.
         ///
         /// # Safety
-        /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
+        /// The context is valid for its body, and the same each time; `link` has no other user meanwhile.
         pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: nobody else uses it.
             unsafe {

@@ -21,5 +21,5 @@ pub fn stop_and_look(_: &str) -> Option<GpuError> {
     None
 }
 
-/// Catches none.
+/// Does nothing.
 pub fn catch_signals() {}

@@ -213,8 +213,8 @@ impl Object {
         lines
     }
 
-    /// The same of a thread's places, the innermost first: of the first that has any, then of those that called it. A
-    /// stack also has words that nobody returns to: a caller is one that calls the function that it is a caller of.
+    /// The same for a thread's places, the innermost first: for the first place that has lines, then for its callers. A
+    /// stack also has words that are not return addresses, so a caller must contain a call of the function.
     pub(crate) fn lines_of(&self, places: impl IntoIterator<Item = usize>) -> Vec<u32> {
         let mut places = places.into_iter().take_while(|place| *place > 0);
         let found = places.by_ref().map(|place| (place, self.lines(place))).find(|(_, lines)| !lines.is_empty());

@@ -92,7 +92,7 @@ impl Released {
         }
     }
 
-    /// Whether no fence was.
+    /// Whether there was no fence.
     fn is_empty(&self) -> bool {
         self.known.is_empty() && *self.of_block == Known::default()
     }
@@ -101,9 +101,9 @@ impl Released {
 #[derive(Clone, Default)]
 struct Thread {
     known: Arc<Clock>,
-    /// What a fence made known to whoever its atomics tell.
+    /// What a fence released to the readers of its later atomics.
     released: Released,
-    /// What its atomics heard.
+    /// What its atomics learnt.
     heard: Arc<Clock>,
 }
 
@@ -181,7 +181,7 @@ impl Order {
         }
     }
 
-    /// These threads of a block met.
+    /// Joins the knowledge of threads that met at a barrier.
     pub(crate) fn join(&self, block: u64, threads: Range<u32>) {
         let (mut state, n_threads) = (self.state(), self.block_size as usize);
         if state.block != block || state.threads.is_empty() || state.is_joined {

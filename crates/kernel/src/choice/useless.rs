@@ -141,8 +141,7 @@ pub(super) fn no_template(library: &Library, label: &str) -> String {
     }
 }
 
-/// The rows that concern a target and name an op that is none, or want something that the op does not have: the place
-/// and why.
+/// The rows for a target that name an unknown op, or a condition that the op cannot have: their place and the reason.
 fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) -> Vec<(String, String)> {
     let mut names_of: BTreeMap<&str, Result<BTreeMap<String, Wanted>, String>> = BTreeMap::new();
     let mut told = Vec::new();

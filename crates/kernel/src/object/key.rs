@@ -19,7 +19,7 @@ pub struct KernelKey {
     pub source: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id, as the compiler is told it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
+    /// The full target id, as the compiler gets it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
     pub target: String,
     /// The name of the kernel in the object.
     pub entry: String,

@@ -28,7 +28,7 @@ pub struct Store {
     bundles: Arc<Bundles>,
     compiler: Compilers,
     jobs: NonZeroUsize,
-    /// How many compilers may be started yet, whoever asks.
+    /// Limits the number of running compilers, for all callers.
     turns: Turns,
     retry_failed: bool,
     never_compiles: bool,
@@ -67,11 +67,11 @@ pub struct Stats {
     pub compiled: usize,
 }
 
-/// Whoever watches [`Store::get_all`]. Called from several threads. `()` watches nothing.
+/// An observer of [`Store::get_all`]. Called from several threads. `()` observes nothing.
 pub trait Progress: Sync {
     /// So many distinct kernels are wanted.
     fn started(&self, _n_kernels: usize) {}
-    /// Whether somebody waits for them: others let them go first.
+    /// Whether a caller waits for them: others let them go first.
     fn is_urgent(&self) -> bool {
         true
     }
@@ -94,7 +94,7 @@ pub enum StoreError {
         target: Box<str>,
         /// Where the rendered source was kept, if it was.
         source_path: Option<PathBuf>,
-        /// What the compiler said then.
+        /// The compiler's output at that time.
         log: String,
     },
     /// There is no place for a cache.

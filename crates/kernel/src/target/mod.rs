@@ -15,7 +15,7 @@ use compute_unit::{ComputeUnit, Product};
 pub use error::TargetError;
 use x86::{ASKED_X86_EXTENSIONS, X86_EXTENSIONS, X86_LEVELS};
 
-/// What a template is written in.
+/// The language of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Language {
     /// C for this machine's cores: `.c.j2`.
@@ -111,9 +111,9 @@ pub struct TargetFacts {
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub(crate) notes: String,
-    /// How many waves fit; without it nothing is said of occupancy.
+    /// How many waves fit; without it, occupancy is not reported.
     pub compute_unit: Option<ComputeUnit>,
-    /// What it can do at most; without it nothing is said of limits.
+    /// The peaks of the product; without them, limits are not reported.
     pub product: Option<Product>,
 }
 

@@ -26,7 +26,7 @@ pub(super) const MAX_TEMPLATE_BYTES: usize = 128 << 10;
 /// ten thousand. No more of it is used than that takes.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Why a template gave no text.
+/// Why rendering failed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Fault {
     /// It gave more than [`MAX_SOURCE_BYTES`].

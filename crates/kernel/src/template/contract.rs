@@ -54,7 +54,7 @@ pub struct Arg {
     pub dtype: ArgDtype,
     /// Elements per axis, row-major, outermost first; `None` for a scalar, which is passed by value.
     pub shape: Option<Vec<Expression>>,
-    /// What the kernel does to it.
+    /// How the kernel accesses it.
     pub access: Access,
     /// The argument exists only where this holds.
     pub when: Option<Expression>,

@@ -5,7 +5,7 @@ use super::contract::Access;
 use super::launch::ArgSpec;
 use crate::target::Target;
 
-/// What a GPU's compiler is told of how its kernel is launched.
+/// How a kernel is launched, for a GPU's compiler.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) block_size: u32,

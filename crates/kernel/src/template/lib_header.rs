@@ -18,7 +18,7 @@ use data::SourceFile;
 pub(super) struct LibHeader {
     /// What has to be there before the file is included.
     pub takes: Names,
-    /// What is there behind it.
+    /// The names that are defined after it.
     pub gives: Names,
     /// Parameters and facts that it declares: it takes those of them that its text has.
     pub own: BTreeSet<String>,

@@ -55,7 +55,7 @@ pub struct Template {
     pub ops: Vec<String>,
     /// The file's name without its extension.
     pub variant: String,
-    /// What it is written in.
+    /// Its language.
     pub language: Language,
     pub file: SourceFile,
     /// Where files of the same name lie that this one hides.
@@ -64,7 +64,7 @@ pub struct Template {
     pub signature: Arc<Signature>,
     /// Of a run, the tensors between its ops that it still writes.
     pub keeps: BTreeSet<String>,
-    /// How it does it, in a line.
+    /// Its method, in a line.
     pub summary: String,
     /// Which template is taken where no tuning row decides: the higher.
     pub priority: i64,

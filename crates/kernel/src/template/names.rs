@@ -23,7 +23,7 @@ const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 /// The head of a kernel, which is written from the contract.
 const SIGNATURE: &str = "signature";
 
-/// What the head of a kernel begins with where somebody typed it: a GPU's, the host's.
+/// How a hand-written kernel head begins: a GPU's, the host's.
 const TYPED_HEADS: [&str; 2] = ["extern \"C\"", "static void kernel("];
 
 /// The engine renders no more than some fifty includes within each other.

@@ -20,7 +20,7 @@ const CLOSE: char = '\u{e001}';
 /// What stands before a kernel's text in a source for the simulator.
 pub const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
 
-/// Lines of one log that are told.
+/// Most lines of one log that are reported.
 const MAX_TOLD: usize = 4;
 
 /// What a compiler says of a line that is wrong, and of one that asks for a text of C++ or of a macro where that is

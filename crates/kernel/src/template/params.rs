@@ -5,7 +5,7 @@ use crate::target::Target;
 use expression::{ExpressionError, Scope};
 use std::sync::Arc;
 
-/// Choices of parameters that a template may declare: whoever looks for a legal one may have to look at all.
+/// Most combinations of parameters of a template: a search for a legal one may have to try all.
 pub(super) const MAX_CHOICES: usize = 1 << 17;
 
 /// Parameters that a template refuses.

@@ -17,7 +17,7 @@ use data::{Place, SourceFile};
 use expression::Expression;
 use format::Dtype;
 
-/// What both may declare.
+/// The tables that both may declare.
 #[derive(Default)]
 pub(super) struct Tables {
     pub uses: Vec<Spanned<String>>,
@@ -116,7 +116,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What a table says, and where.
+/// A table's value and its place.
 pub(super) struct Declared<'p, T> {
     pub toml: &'p Toml<'p>,
     pub value: &'p Spanned<T>,

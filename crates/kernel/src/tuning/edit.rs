@@ -22,7 +22,7 @@ pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub facts: Facts,
-    /// For how many tokens.
+    /// The token counts.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,
@@ -35,7 +35,7 @@ pub struct NewRow {
     pub gbps: f64,
     /// At how many tokens both were measured.
     pub timed_at: u32,
-    /// What stands behind the time.
+    /// The evidence for the time.
     pub proof: Proof,
 }
 
@@ -49,7 +49,7 @@ pub struct Proof {
     /// The rendered source.
     pub source: Option<String>,
     pub object: Option<String>,
-    /// What the gate held the kernel against and what came out.
+    /// Digest of the gate's expected and found outputs.
     pub evidence: Option<String>,
 }
 

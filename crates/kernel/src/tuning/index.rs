@@ -14,8 +14,8 @@ type Wants = (String, Vec<String>, Option<StepKind>);
 /// table's rows. No two of the same values have a number in common: they would apply at once.
 type ByValues = BTreeMap<Vec<Fact>, BTreeMap<u32, usize>>;
 
-/// The rows of a table by what they want. Held against each other one by one, tables of many thousand rows took half a
-/// minute to read, and to plan with.
+/// The rows of a table by their conditions. Comparing rows one by one, reading a table of many thousand rows, and
+/// planning with it, took half a minute.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     rows: BTreeMap<Wants, ByValues>,

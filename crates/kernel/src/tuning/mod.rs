@@ -36,7 +36,7 @@ pub struct TuningTables {
 struct HeldTable {
     name: String,
     read: OnceLock<Table>,
-    /// What is read, if it was not.
+    /// The built-in file that is used instead.
     built_in: &'static str,
 }
 
@@ -56,7 +56,7 @@ impl Deref for HeldTable {
     }
 }
 
-/// What is asked of the tables.
+/// A query of the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
     /// The op, or the ops of a fused run joined by `+`.
@@ -65,14 +65,14 @@ pub struct Query {
     pub facts: Facts,
 }
 
-/// Why tables could not be used.
+/// Errors of tuning tables.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TuningError {
     /// A folder or file could not be read.
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -80,7 +80,7 @@ pub enum TuningError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -90,7 +90,7 @@ pub enum TuningError {
         file: String,
         /// The line, from 1.
         line: usize,
-        /// What the TOML parser says.
+        /// The TOML parser's message.
         message: String,
     },
     /// A row names a provenance that the file does not have.
@@ -157,8 +157,8 @@ impl TuningTables {
         cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
     }
 
-    /// Reads the `.toml` files of these folders, then the built-in ones. What is wrong with a file of a folder is told
-    /// by [`Self::check_for`].
+    /// Reads the `.toml` files of these folders, then the built-in ones. [`Self::check_for`] reports problems of a
+    /// folder's files.
     ///
     /// # Errors
     /// The first folder that cannot be read.
@@ -239,8 +239,8 @@ impl TuningTables {
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new(), others: Vec::new() })
     }
 
-    /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
-    /// all hosts, are left. What is known of the chip stays.
+    /// The same tables without the rows for this target's own arch or family: only those for all GPUs, or all hosts,
+    /// are left. Facts about the chip stay.
     pub fn generic(&self, target: &Target) -> Self {
         let mut tables = self.clone();
         let mut families = target.families();

@@ -58,7 +58,7 @@ pub struct TuningRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub facts: Facts,
-    /// For how many tokens.
+    /// The token counts.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub(crate) step: Option<StepKind>,
@@ -82,18 +82,18 @@ pub struct TuningRow {
     pub source: Option<String>,
     /// SHA-256 of the object that was measured, in hex.
     pub object: Option<String>,
-    /// SHA-256 of what the kernel was held against and what it gave before it was timed, in hex.
+    /// SHA-256 of the kernel's expected and found outputs in the check before timing, in hex.
     pub evidence: Option<String>,
     /// `file:line` of the row.
     pub place: String,
     pub(super) line: usize,
 }
 
-/// Where numbers come from.
+/// The origin of numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
-    /// How they were come by.
+    /// How the numbers were obtained.
     pub kind: ProvenanceKind,
     /// A text or a date of TOML.
     #[serde(deserialize_with = "date")]
@@ -105,7 +105,7 @@ pub struct Provenance {
     pub notes: Option<String>,
 }
 
-/// How numbers were come by.
+/// How numbers were obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProvenanceKind {
@@ -428,7 +428,7 @@ impl TuningRow {
 
 /// Numbers of tokens that the rows of a `where` leave out.
 pub(super) struct Gap<'a> {
-    /// The row before or behind it.
+    /// The neighbouring row.
     pub(crate) row: &'a TuningRow,
     pub(crate) tokens: Tokens,
     /// In steps of this kind, where that matters to the rows.

@@ -10,7 +10,7 @@ pub const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 /// That each word is one, whatever op the row is for.
 ///
 /// # Errors
-/// The first that is none, with what may be meant.
+/// The first unknown word, with a suggestion.
 pub(super) fn check(facts: &Facts) -> Result<(), String> {
     for (name, fact) in facts {
         let Fact::Text(word) = fact else { continue };

@@ -64,7 +64,7 @@ struct PlannedTensor {
     scales: Vec<Option<F8Scales>>,
     /// The order of the rows of each piece where they are in pairs.
     pairs: Vec<Option<PairedRows>>,
-    /// What is added to its numbers.
+    /// The number that is added to its elements.
     offset: Option<f32>,
     order: ElementOrder,
     is_expert: bool,
@@ -103,7 +103,7 @@ pub(super) fn assemble(
     Ok(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect())
 }
 
-/// The assembly under way.
+/// The state of an assembly.
 struct Taking<'a> {
     format: &'a FileLayout,
     dims: Arc<Scope>,

@@ -25,7 +25,7 @@ const QUANTIZED: [&str; 2] = ["fp8", "compressed-tensors"];
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
-    /// It is longer than any.
+    /// It is too long.
     #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
     TooLong { found: usize },
     #[error("the file is not JSON")]
@@ -33,13 +33,13 @@ pub enum ConfigFileError {
     /// A key that a model needs is not there, under none of its names.
     #[error("`{}` is missing", keys.join("` or `"))]
     Missing {
-        /// What it may be called.
+        /// The possible keys.
         keys: Vec<String>,
     },
     /// A value of another type, or one that the program does not compute.
     #[error("`{key}` is {found}, expected {expected}")]
     Value { key: String, expected: String, found: String },
-    /// Dimensions that make no model.
+    /// Dimensions that no model has.
     #[error(transparent)]
     Dimensions(#[from] ConfigError),
     /// The family's own file is broken.

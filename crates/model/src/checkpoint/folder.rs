@@ -58,7 +58,7 @@ pub enum FolderError {
     /// The file that may have a chat template is not what it should be.
     #[error("could not read the chat template")]
     TokenizerConfig(#[source] serde_json::Error),
-    /// The index is longer than any.
+    /// The index is too long.
     #[error("the index has {found} bytes, expected {MAX_INDEX_BYTES} at most")]
     IndexTooLong { found: usize },
     /// The index is not what it should be.

@@ -125,9 +125,8 @@ pub enum Elements {
 
 impl Checkpoint {
     /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file
-    /// with a `config.json` beside it, a GGUF file or any one of its parts, or a `.bin` file, to which alone `layout`
-    /// applies. Which of them it is is told by what it holds. Weights stay where they are mapped; what is not there as
-    /// it is needed is made where it is used.
+    /// with a `config.json` beside it, a GGUF file or any one of its parts, or a `.bin` file; only the last uses
+    /// `layout`. The contents decide the kind. Weights stay in the mapped file; those in another form are made at use.
     ///
     /// # Errors
     /// [`CheckpointError::File`] around what is wrong with it.
@@ -222,9 +221,9 @@ impl Checkpoint {
         checkpoint
     }
 
-    /// The same model with every tensor as its file has it, in a type of its own: what is stored in blocks of a format
-    /// stays so, as codes and parameters, and what became f32 to be like others is again what it was. Tensors whose
-    /// pieces differ, and vectors in f16, which kernels take as matrices alone, stay what they are here.
+    /// The same model with every tensor in its file's type: blocks of a format stay codes and parameters, and tensors
+    /// widened to f32 get their old type back. Tensors whose pieces differ, and vectors in f16, which kernels take only
+    /// as matrices, stay as they are here.
     pub fn as_stored(&self) -> Self {
         let tensors = self.tensors.values().flat_map(Tensor::as_stored);
         let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();

@@ -32,7 +32,7 @@ pub(crate) struct Piece {
     pub step: ElementConversion,
     /// Where its rows are in another order.
     pub(crate) pairs: Option<PairedRows>,
-    /// What is added to its numbers.
+    /// The number that is added to its elements.
     pub(crate) offset: Option<f32>,
     /// What numbers of 8 bits are multiplied by; none else.
     pub(crate) scales: Option<F8Scales>,

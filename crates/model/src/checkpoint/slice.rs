@@ -14,7 +14,7 @@ pub struct Slice {
     cut: Cut,
 }
 
-/// Which rows and columns of a tensor, seen as matrices one behind the other.
+/// The rows and columns of a part of a tensor, seen as a sequence of matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
     /// Rows of one matrix, and elements of a row; in MXFP4 whole blocks.

@@ -9,7 +9,7 @@ use hint::Hint;
 /// Which part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TpRank {
-    /// From 0.
+    /// Counted from 0.
     pub rank: usize,
     pub size: usize,
 }

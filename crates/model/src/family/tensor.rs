@@ -72,7 +72,7 @@ pub(crate) const EXPERT: &str = "{e}";
 /// How stored tensors are put together.
 #[derive(Clone, Debug)]
 pub(crate) enum Stack {
-    /// One behind the other; the number of rows of each.
+    /// One after the other; the number of rows of each.
     Rows(Vec<Expression>),
     /// Row by row in turn: each has as many as the others, of the second dimension.
     InTurn,

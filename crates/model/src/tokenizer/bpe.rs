@@ -98,7 +98,7 @@ pub struct SpelledBpe {
     pub tokens: Vec<(String, u32)>,
     /// Tokens that are names and stand for themselves: control tokens for the most part.
     pub added: Vec<(String, u32)>,
-    /// The same, but that prompts always have them, whoever wrote them.
+    /// Tokens that are recognised in every prompt, whoever wrote it.
     pub in_prompts: Vec<(String, u32)>,
     /// Tokens that nothing gives.
     pub unused: Vec<(String, u32)>,

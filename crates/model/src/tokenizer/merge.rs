@@ -20,7 +20,7 @@ const UNKNOWN: u32 = 0;
 /// Bytes of a window, at least.
 const WINDOW: usize = 512;
 
-/// The same, in lengths of the longest token. The last quarter of a window is merged once more, with what comes behind.
+/// The same, in lengths of the longest token. The last quarter of a window is merged again, with the text after it.
 const WINDOW_TOKENS: usize = 4;
 
 /// Encodes a piece as gpt-oss-amd does: always by merging from single bytes. `check` is asked between windows of a long

@@ -82,7 +82,7 @@ pub enum TokenizerError {
     #[error("could not use tokenizer `{}`", path.display())]
     File {
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Box<TokenizerError>,
     },
@@ -163,7 +163,7 @@ pub enum TokenizerError {
     /// The text has more tokens than its [`Limit`].
     #[error("the text has more than {max_tokens} tokens")]
     TooManyTokens { max_tokens: usize },
-    /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
+    /// The tokens are not wanted any more: [`Limit::is_wanted`].
     #[error("the caller no longer waits for the tokens")]
     Abandoned,
     /// Words consist of characters, and these bytes are not characters.

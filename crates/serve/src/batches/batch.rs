@@ -47,7 +47,7 @@ impl Status {
         matches!(self, Self::Failed | Self::Completed | Self::Expired | Self::Cancelled)
     }
 
-    /// Whether it is not too late for that, or it was told before.
+    /// Whether it can still be cancelled, or already is.
     pub(super) fn may_be_cancelled(self) -> bool {
         matches!(self, Self::Validating | Self::InProgress | Self::Cancelling)
     }
@@ -195,8 +195,8 @@ impl Batch {
         lock(&self.record)
     }
 
-    /// Changes what is known of it, all but the counts. Everybody else sees what was before until `keep` has kept it,
-    /// and nothing of it if that fails. One change is made after the other.
+    /// Changes its state, except the counts. Readers see the old state until `keep` has stored the new one; if that
+    /// fails, nothing changes. Changes are made one after the other.
     pub(super) fn change<T, E>(
         &self,
         change: impl FnOnce(&mut BatchRecord) -> T,
@@ -248,7 +248,7 @@ impl Batch {
         *told = trouble;
     }
 
-    /// Has whoever works at it look at its status.
+    /// Wakes its worker to look at the status.
     pub(super) fn wake(&self) {
         self.woken.notify_one();
     }
@@ -258,7 +258,7 @@ impl Batch {
         self.woken.notified().await;
     }
 
-    /// As clients are told.
+    /// The object for clients.
     pub(super) fn json(&self) -> Value {
         let of = self.record();
         let mut problems = of.problems.clone();

@@ -16,7 +16,7 @@ use crate::field::Field;
 use system::foreign_text;
 use system::os::FileExt;
 
-/// Most problems of a file that are told.
+/// Most problems of a file that are reported.
 const MAX_PROBLEMS: usize = 100;
 
 /// Where the requests of a file are.

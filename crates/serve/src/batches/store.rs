@@ -113,7 +113,7 @@ impl StoredFile {
         self.expires_at.is_some_and(|at| at <= crate::now())
     }
 
-    /// As clients are told.
+    /// The object for clients.
     pub(super) fn json(&self) -> Value {
         json!({
             "id": self.id,

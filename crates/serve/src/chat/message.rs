@@ -56,7 +56,7 @@ enum Open {
 }
 
 impl ChatMessage {
-    /// Takes what became known, and gives what that adds, if anything.
+    /// Takes a step, and returns what it adds, if anything.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Option<Delta> {
         match (step, self.open) {
             (AnswerDelta::Opened(kind), _) => self.open(kind),

@@ -46,7 +46,7 @@ pub(crate) struct CompletionRequest {
     /// What it has in common with others.
     ask: Ask,
     n: usize,
-    /// The prompt is told in front of the answer.
+    /// The answer begins with the prompt.
     echo: bool,
     /// How many alternatives of each token.
     n_logprobs: Option<usize>,

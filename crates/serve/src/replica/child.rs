@@ -27,7 +27,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Listens from here on. When nobody is left to listen to, the process ends.
+    /// Listens from here on. When its parent is gone, the process ends.
     ///
     /// # Errors
     /// The system has no threads for it.

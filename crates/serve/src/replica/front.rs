@@ -198,7 +198,7 @@ impl Front {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody waits for a request any more.
+    /// Cancels a request.
     fn cancel(&self, key: u64) {
         let mut state = self.state();
         let State { places, requests, .. } = &mut *state;

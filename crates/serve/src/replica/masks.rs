@@ -14,7 +14,7 @@ use engine::scheduler::Request;
 use hint::chain;
 use replica::WireRequest;
 
-/// What masks took since somebody looked, in nanoseconds.
+/// Times of masks since the last look, in nanoseconds.
 pub(super) type Times = Arc<Mutex<Vec<u64>>>;
 
 /// Where requests go whose masks are to be made.

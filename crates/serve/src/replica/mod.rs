@@ -22,11 +22,11 @@ pub use front::Replicas;
 use engine::scheduler::{Figures, FinishReason, LogitRowLogprobs, TokenLogprob};
 use replica::WireRequest;
 
-/// What a replica is told. Requests go by numbers that are never used again.
+/// An order for a replica. Requests have numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServeReplicaOrder {
     Submit(u64, Box<WireRequest>),
-    /// Nobody waits for it any more.
+    /// The request is cancelled.
     Cancel(u64),
 }
 
@@ -59,7 +59,7 @@ pub struct ServeReplicaReady {
     pub fingerprint: String,
 }
 
-/// What a step came to. Of a request, what stands in an earlier field happened earlier.
+/// The results of a step. For one request, events in earlier fields happened earlier.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Stepped {
     /// Since it began, in microseconds.

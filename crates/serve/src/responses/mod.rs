@@ -313,7 +313,7 @@ impl Making {
     }
 }
 
-/// A response as it is told. Boxed, since it is moved for every event.
+/// The stream of a response. Boxed, because it is moved for every event.
 struct Telling {
     making: Making,
     ready: Vec<NamedEvent>,

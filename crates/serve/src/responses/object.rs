@@ -28,7 +28,7 @@ impl ResponseObject {
         [told("response.created"), told("response.in_progress")].map(|event| self.numbered(event)).into()
     }
 
-    /// Takes what became known.
+    /// Takes a step of the answer.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<(&'static str, Value)> {
         self.output.take(step).into_iter().map(|event| self.numbered(event)).collect()
     }

@@ -58,7 +58,7 @@ impl Output {
         }
     }
 
-    /// Takes what became known.
+    /// Takes a step of the answer.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<StreamEvent> {
         match step {
             AnswerDelta::Opened(kind) => self.open(kind),

@@ -88,7 +88,7 @@ pub fn stderr_file() -> io::Result<File> {
     Ok(File::from(io::stderr().as_fd().try_clone_to_owned()?))
 }
 
-/// Whether a child has ended. It stays a zombie: until it is waited for, nobody else can get its group's number.
+/// Whether a child has ended. It stays a zombie until it is waited for, so its group's number is not reused.
 ///
 /// # Errors
 /// The system's.
@@ -138,7 +138,7 @@ pub fn limit_processor_time(child: &Child, seconds: u64) {
     let _ = (child, seconds);
 }
 
-/// What ends a child from another thread, whoever waits for it meanwhile. Only Linux has it.
+/// Ends a child from another thread while one waits for it. Only Linux has it.
 pub struct Ender {
     #[cfg(target_os = "linux")]
     process: OwnedFd,

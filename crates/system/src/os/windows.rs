@@ -43,7 +43,7 @@ pub trait MetadataExt {
     fn mtime(&self) -> i64;
     /// The rest of that second.
     fn mtime_nsec(&self) -> i64;
-    /// When it was made, in seconds: what comes nearest to when it was changed.
+    /// The creation time in seconds, which is the nearest to the time of the last change.
     fn ctime(&self) -> i64;
     /// The rest of that second.
     fn ctime_nsec(&self) -> i64;

@@ -87,7 +87,7 @@ enum MatrixUse {
     Experts,
     /// A row of it for each row.
     Embedding,
-    /// Those that want logits.
+    /// Rows whose logits are needed.
     Unembedding,
 }
 

@@ -28,7 +28,7 @@ use reference::{Outputs, Tensors};
 /// The C++ compiler's option for that, where several say something of it the last.
 const LOCALS_ARE_ZERO: &str = "-ftrivial-auto-var-init=zero";
 
-/// What became of one template at one precision.
+/// The result of one template at one precision.
 #[derive(Clone, Debug)]
 pub struct Checked {
     /// The ops it covers, joined by `+`.
@@ -57,14 +57,13 @@ pub struct Checked {
     pub n_untried: usize,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
-    /// Of the template's lines with statements, whether each ran; empty where nobody looked.
+    /// Whether each of the template's lines with statements ran; empty if not requested.
     pub lines: Lines,
-    /// Lines that a GPU's compiler may see, and that what stands in for the GPU does not compile.
+    /// Lines that a GPU's compiler may see, but that the stand-in for the GPU does not compile.
     pub unseen: Unseen,
-    /// How waves went to memory, by the template's lines; empty where nobody looked.
+    /// How waves accessed memory, by the template's lines; empty if not requested.
     pub traffic: BTreeMap<AtLine, [u64; 3]>,
-    /// What kept kernels from running that are not wrong for all that is known: a word that what stands in for the
-    /// device does not know.
+    /// Why kernels did not run although they may be right: a word that the stand-in for the device does not know.
     pub unknown: Option<Unknown>,
     /// What else has to be known of the template, whatever came out.
     pub notes: Vec<String>,
@@ -81,7 +80,8 @@ pub struct Cost {
 
 /// Hears of a check while it goes on; `()` lets it run.
 pub trait Watch {
-    /// A kernel is about to run. `so_far` is what came out of its template; who takes it leaves nothing there.
+    /// A kernel is about to run. `so_far` is the template's result so far; an implementation that takes it leaves
+    /// nothing there.
     fn before(&mut self, _so_far: &mut Checked, _case: &str) -> Go {
         Go::Run
     }

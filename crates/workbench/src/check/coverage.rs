@@ -164,7 +164,7 @@ impl Open {
         Self { braces, depth: 0, head, is_expression, is_empty: true, is_guard: false, guarded: None }
     }
 
-    /// Whether what comes next is guarded by what was read: by a condition in parentheses, or by `else`.
+    /// Whether the next statement is guarded by the text before: by a condition in parentheses, or by `else`.
     fn guards(&self, c: char) -> bool {
         let is_else = self.head.trim() == "else" && (self.head.ends_with(' ') || !c.is_alphanumeric());
         self.braces == Braces::Body && self.depth == 0 && (self.is_guard || is_else)

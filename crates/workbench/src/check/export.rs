@@ -40,7 +40,7 @@ pub enum ExportError {
     #[error("could not write `{}`: {error}", path.display())]
     Io {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }

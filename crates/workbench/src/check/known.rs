@@ -21,7 +21,7 @@ struct Memo<T> {
     slots: Mutex<Slots<T>>,
 }
 
-/// Whoever comes first computes the value, and the others wait for it.
+/// The first caller computes the value, and the others wait for it.
 type Slot<T> = Arc<OnceLock<Result<Arc<T>, ReferenceError>>>;
 
 struct Slots<T> {

@@ -58,7 +58,7 @@ impl Placement {
     }
 }
 
-/// Where a tensor touches a page that nobody may touch.
+/// The side on which a tensor touches an inaccessible page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     /// Its first byte is right behind one.

@@ -29,7 +29,7 @@ pub(super) struct CheckJob {
     pub(crate) steps: Vec<CheckStep>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub(crate) n_known: usize,
-    /// Cases after which it was told that something is wrong.
+    /// Cases after which an error was reported.
     pub(crate) wrong: BTreeSet<usize>,
     /// After so many milliseconds a case is taken to hang.
     pub(crate) deadline_ms: u64,
@@ -59,7 +59,7 @@ pub(super) enum Message {
     },
 }
 
-/// What came out of some cases of a step.
+/// The results of some cases of a step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CaseResults {
     n_cases: usize,

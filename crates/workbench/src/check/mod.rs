@@ -84,7 +84,7 @@ pub struct Checker<'a> {
     pub compute_unit: Option<ComputeUnit>,
 }
 
-/// What kernels run on: the target itself, or what stands in for it.
+/// Runs kernels: the target itself, or a stand-in for it.
 #[derive(Clone, Copy)]
 pub struct Runner<'a> {
     /// What they are rendered and compiled for to be run.
@@ -156,14 +156,14 @@ pub struct Selection {
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.
     pub within: Option<Duration>,
-    /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
-    /// outside then ends the process that runs it.
+    /// If the device has such memory, tensors are right beside inaccessible pages. A kernel that steps outside then
+    /// ends the process that runs it.
     pub is_fenced: bool,
     /// Only kernels whose text is not what they are with these templates.
     pub unlike: Option<Arc<Library>>,
-    /// Which lines of the templates run in the simulator is told.
+    /// Report which lines of the templates ran in the simulator.
     pub covers: bool,
-    /// How waves go to memory there is told.
+    /// Report how waves access memory there.
     pub memory: bool,
     /// A template's kernels are compiled and run one after the other, up to the first that is wrong.
     pub until_wrong: bool,
@@ -258,7 +258,7 @@ impl Checker<'_> {
         other.is_ok_and(|other| other.source == kernel.source)
     }
 
-    /// Compiles trials, examines what came of them, and runs them if there is something to run them on.
+    /// Compiles trials, examines the objects, and runs them if there is something to run them on.
     fn check_trials(
         &self,
         template: &Arc<Template>,
@@ -368,7 +368,7 @@ impl Checker<'_> {
         kernels
     }
 
-    /// Runs trials, whose objects for the target are right, on what stands in for it.
+    /// Runs trials, whose objects for the target are right, on its stand-in.
     fn run_elsewhere(
         &self,
         template: &Template,

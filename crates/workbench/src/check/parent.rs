@@ -40,14 +40,14 @@ const ENDING: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Children {
     pub program: PathBuf,
-    /// What it is told: its side is [`super::child::run`], for the same selection.
+    /// Its arguments: its side is [`super::child::run`], for the same selection.
     pub words: Vec<OsString>,
     /// How long a kernel may run in one case.
     pub deadline: Duration,
     /// Whether a template is not run on at a precision behind a case that hangs, for who waits for the verdict; else
     /// hanging counts as any other end of a child.
     pub stops_at_hang: bool,
-    /// Set when nobody wants to know any more: what runs is ended, and what was not checked is left out.
+    /// Set when the result is not wanted any more: running kernels are ended, and unchecked ones are left out.
     pub stop: Arc<AtomicBool>,
     /// The same from this time on.
     pub until: Option<Instant>,
@@ -58,7 +58,7 @@ pub struct Children {
 #[error("could not run kernels in a process of their own, `{}`", program.display())]
 pub struct ChildError {
     program: PathBuf,
-    /// What the system says.
+    /// The system's error.
     #[source]
     source: Arc<io::Error>,
 }
@@ -74,7 +74,7 @@ pub enum Death {
     },
     /// What it said is no report; it was killed.
     Garbage,
-    /// Nobody wants to know any more.
+    /// The result is not wanted any more.
     Stopped,
 }
 
@@ -263,9 +263,9 @@ pub(crate) struct Running {
     pub(crate) runs: Option<(String, Instant)>,
     /// How it ended, once it is waited for.
     status: Option<ExitStatus>,
-    /// Set when nobody waits for it any more.
+    /// Set when the result is not wanted any more.
     stop: Option<Arc<AtomicBool>>,
-    /// When nobody does from then on.
+    /// The time from which the result is not wanted.
     pub(crate) until: Option<Instant>,
 }
 
@@ -335,8 +335,8 @@ impl Running {
         }
     }
 
-    /// How it ended, if it did. What it started is killed before it is waited for: until then nobody else can get its
-    /// group's number.
+    /// How it ended, if it did. Processes that it started are killed before it is waited for: until then its group's
+    /// number is not reused.
     fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             has_ended(&mut self.process).ok().filter(|ended| *ended)?;

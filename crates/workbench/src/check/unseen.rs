@@ -62,7 +62,7 @@ impl Unseen {
         self.0.get("").is_some_and(|lines| lines.contains(&line))
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -123,8 +123,8 @@ const AMD: [&str; 8] = [
 /// The same of NVIDIA's.
 const NVIDIA: [&str; 4] = ["__CUDACC__", "__CUDACC_RTC__", "__CUDA_ARCH__", "__NVCC__"];
 
-/// What is known of the words of a preprocessor: values, none where a word is not defined; and none at all where nobody
-/// knows.
+/// The known macros of a preprocessor: values, none if a word is not defined; and nothing if the definitions are
+/// unknown.
 struct Words<'a> {
     who: Who,
     target: &'a Target,
@@ -170,7 +170,7 @@ impl Words<'_> {
     }
 }
 
-/// An `#if` that is open. Each part: whether it is so, none where nobody knows.
+/// An open `#if`. For each part: whether it holds; none if unknown.
 struct Branch {
     /// Where it stands is compiled.
     outer: Option<bool>,
@@ -282,7 +282,7 @@ const OPERATORS: [&[&str]; 6] =
     [&["||"], &["&&"], &["==", "!="], &["<=", ">=", "<", ">"], &["+", "-"], &["*", "/", "%"]];
 
 impl<'a> Condition<'a> {
-    /// Its value, none where nobody knows.
+    /// Its value; none if unknown.
     fn of(text: &'a str, words: &'a Words<'a>) -> Option<i64> {
         let mut condition = Self { words, tokens: tokens(text), at: 0 };
         let value = condition.level(0);

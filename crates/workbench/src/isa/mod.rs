@@ -52,10 +52,10 @@ pub enum IsaError {
     /// hipRTC is missing, or its comgr fails.
     #[error(transparent)]
     Disassembly(#[from] CompileError),
-    /// What comes is no disassembly.
+    /// The text is not a disassembly.
     #[error("line {line} of the disassembly: expected an instruction and its address, found `{text}`")]
     Line {
-        /// From 1.
+        /// Counted from 1.
         line: usize,
         text: String,
     },

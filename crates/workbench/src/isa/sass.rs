@@ -181,8 +181,8 @@ pub(crate) fn busy_cycles<'a>(body: impl IntoIterator<Item = &'a Sass>) -> f64 {
     busy.into_iter().fold(0.0, f64::max)
 }
 
-/// Cycles of going through these instructions once, again and again, of a warp that is alone: it stalls as it is told,
-/// waits for scoreboards, for its copies to LDS and for the matrix unit.
+/// Cycles of repeating these instructions, for a warp that is alone: it stalls as the schedule says, and waits for
+/// scoreboards, for its copies to LDS and for the matrix unit.
 pub(crate) fn alone_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
     const ROUNDS: [usize; 2] = [4, 12];
     let [few, many] = ROUNDS.map(|n| Warp::default().go(body, n, memory_cycles));

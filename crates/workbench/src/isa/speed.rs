@@ -52,7 +52,7 @@ impl IssueModel {
         Self::Counted { why: format!("{why} ({cure})") }
     }
 
-    /// The same, until a time: from then on it counts, which nobody is to keep.
+    /// The same, until a time: from then on it counts instructions, and these results are not kept.
     pub(crate) fn until(&mut self, until: Option<Instant>) {
         if let Self::Mca(llvm) = self {
             *llvm = llvm.clone().until(until);

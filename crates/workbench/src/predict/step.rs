@@ -10,9 +10,8 @@ use kernel::template::work::Work;
 
 /// Predicted over measured tokens per second of gpt-oss-20b's shape on an H200, at a microsecond a launch and contexts
 /// of 542 positions (of 64 rows 286): rows, with dense weights in bf16, with these in blocks of 8 bits.
-/// `docs/performance.md` has both numbers. They are of the constants of this model as they are: whoever changes one has
-/// to find these anew. They are of the kernels of 2026-11-26, too: blocks of several rows went to `linear/matrix`, as
-/// they do on AMD.
+/// `docs/performance.md` has both numbers. They hold for this model's present constants; a change of a constant needs
+/// new ones. They are from the kernels of 2026-11-26: several rows of block formats used `linear/matrix`, as on AMD.
 const ERROR_ON_H200: [(usize, f64, f64); 6] = [
     (1, 1.005, 1.089),
     (2, 1.057, 1.091),

@@ -40,7 +40,7 @@ const CHUNK: usize = 1 << 16;
 /// What memory holds that a kernel is to write.
 const POISON: u8 = 0xff;
 
-/// A workspace has no tensor in the file that its length could be held against.
+/// Most bytes of a workspace: the file has no tensor with which its length could be compared.
 const MOST_WORKSPACE_BYTES: usize = 4 << 30;
 
 /// On what a launch is made again.
@@ -89,7 +89,7 @@ pub enum AgainstReference {
     /// The largest error, as a fraction of the tolerance.
     Right(f64),
     Wrong(Difference),
-    /// Why nobody compared.
+    /// Why there was no comparison.
     Unknown(String),
 }
 

@@ -81,7 +81,7 @@ pub struct Candidate {
     pub params: Params,
 }
 
-/// What came of a candidate that is right.
+/// The result of a candidate that is right.
 #[derive(Clone, Debug)]
 pub struct Timed {
     /// Time of one launch in each round, in microseconds, rising.
@@ -227,8 +227,8 @@ impl<'a> Bench<'a> {
         self.memory.n_copies()
     }
 
-    /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn.
-    /// `runs` is told before a candidate is launched which it is, by its place.
+    /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn. Before
+    /// each launch `runs` gets the candidate's index.
     pub fn time(
         &self,
         candidates: Vec<Candidate>,

@@ -24,13 +24,13 @@ const MAX_FALSE_STARTS: usize = 3;
 /// A device, in a process of its own.
 pub struct Device<'a> {
     pub(crate) program: PathBuf,
-    /// What it is told: its side is [`super::worker::run`], for the same job.
+    /// Its arguments: its side is [`super::worker::run`], for the same job.
     pub(crate) words: Vec<OsString>,
     /// How long a kernel may run.
     pub(crate) deadline: Duration,
     /// The device in words.
     pub(crate) name: String,
-    /// What is compiled for.
+    /// The target of compilation.
     pub(crate) target: &'a Target,
     /// The cache and the compiler.
     pub(crate) store: &'a Store,
@@ -38,7 +38,7 @@ pub struct Device<'a> {
     until: Option<Instant>,
 }
 
-/// What came of a part of the kernels.
+/// The result of some of the kernels.
 enum Came {
     Verdicts(Vec<Verdict>),
     /// A kernel ended the process.

@@ -43,7 +43,7 @@ pub enum JudgeError {
     /// Its inputs cannot be had, or do not fit the device.
     #[error("{0}")]
     Piece(String),
-    /// There is nobody to judge any more.
+    /// The judge is gone.
     #[error("{0}")]
     Gone(String),
     /// Its time was over before it had judged all of them.
@@ -65,7 +65,7 @@ pub struct CandidateKernel {
     pub(crate) is_known: bool,
 }
 
-/// What came of a kernel.
+/// The judgement of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -121,12 +121,12 @@ pub enum Reason {
     Died,
     /// The device refuses it.
     Refused,
-    /// Nobody saw whether it is right.
+    /// Its correctness was not checked.
     Unchecked,
 }
 
 impl Reason {
-    /// The name in messages: of so many it is said that they did this.
+    /// The name in messages, which say how many did this.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotCompiled => "do not compile",

@@ -32,7 +32,7 @@ pub trait Steps {
     fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> Result<f64, Self::Error>;
 }
 
-/// What came of a work.
+/// The result of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub work: StepWork,

@@ -16,10 +16,10 @@ pub(super) const INPUT: &str = "input";
 /// The longest name, an id behind it, and the marks.
 const MAX_NAME_BYTES: usize = 600;
 
-/// The longest beginning of a call whose arguments are told as they come.
+/// The longest beginning of a call whose arguments are streamed.
 const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
 
-/// What a text begins with.
+/// What is at the beginning of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
     /// Calls, in so many bytes.
@@ -99,9 +99,9 @@ impl Scan {
 pub(super) enum CallHead {
     /// The name, and where the object of the arguments begins.
     Named(String, usize),
-    /// More text will tell.
+    /// More text is needed.
     Open,
-    /// The call is told when it is whole, or is none.
+    /// The call is sent when it is complete, or is not a call.
     None,
 }
 
@@ -375,7 +375,7 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string"
 }
 
-/// What a tool that takes text is told as: a function with one argument.
+/// The schema of a tool that takes text: a function with one argument.
 pub(super) fn text_parameters(text: &TextInput) -> Value {
     let mut input = Map::from_iter([("type".to_owned(), Value::from("string"))]);
     if let TextInput::Regex(regex) = text {

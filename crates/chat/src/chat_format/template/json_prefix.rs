@@ -14,7 +14,7 @@ pub(super) enum PrefixEnd {
     /// The beginning of an object.
     Open,
     Whole,
-    /// What comes now is of no object.
+    /// The next character belongs to no object.
     Wrong,
 }
 

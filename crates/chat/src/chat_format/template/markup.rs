@@ -14,7 +14,7 @@ pub(super) struct Markup {
     pub(crate) calls: Option<CallMarks>,
 }
 
-/// What reasoning stands between.
+/// The markers of reasoning.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReasoningMarks {

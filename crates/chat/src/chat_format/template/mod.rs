@@ -33,7 +33,7 @@ pub(super) struct TemplateFormat {
     markup: Arc<Markup>,
     tokenizer: Tokenizer,
     specials: Specials,
-    /// What it is told where nobody says otherwise.
+    /// Values for the template, unless a conversation sets them.
     usual_words: Map<String, Value>,
 }
 

@@ -30,7 +30,7 @@ pub(crate) const N_TOP: usize = 20;
 /// What the forward pass depends on besides the model's dimensions.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
-    /// How exactly sums are done.
+    /// Precision of sums.
     pub precision: Precision,
     /// Most rows of a step.
     pub max_rows: usize,

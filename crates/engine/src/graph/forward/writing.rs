@@ -62,7 +62,7 @@ impl Writing<'_> {
         })
     }
 
-    /// What it takes tensors for.
+    /// The arguments that take tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Arg> {
         self.contract.args.iter().filter(|arg| !arg.is_scalar())
     }

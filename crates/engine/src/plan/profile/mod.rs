@@ -34,7 +34,7 @@ pub enum Profiled {
 /// Time by node, over all steps so far.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// Steps that it is the sum of.
+    /// Number of profiled steps.
     pub steps: usize,
     /// Time of the device for these steps as a whole, when no kernel's time was taken.
     pub step_time: Duration,

@@ -89,7 +89,7 @@ fn timed(
     Ok(Some(profile))
 }
 
-/// Memory, and what it held.
+/// Memory and its contents.
 type Carried = (BufferView, Vec<u8>);
 
 fn restore(driver: &dyn Driver, carried: &[Carried]) -> Result<(), GpuError> {
@@ -175,7 +175,7 @@ fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>
     prepare(steps, shape, &memory)
 }
 
-/// Where each of these lengths begins and how long it is, one behind the other, and what all of them take.
+/// The beginning and length of each of these lengths, placed one after the other, and their sum.
 fn placed(lengths: BTreeMap<usize, usize>) -> (Vec<(usize, usize, usize)>, usize) {
     let mut total = 0;
     let mut place = |(id, length): (usize, usize)| {

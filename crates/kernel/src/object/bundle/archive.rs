@@ -21,7 +21,7 @@ use crate::object::key::Digest;
 const FRAME_BYTES: usize = 512 << 10;
 /// No frame comes near this; a foreign one must not fill the memory.
 pub(super) const MAX_FRAME_BYTES: usize = 256 << 20;
-/// How hard zstd tries.
+/// The compression level of zstd.
 const LEVEL: i32 = 19;
 /// What the tar archive is made of.
 const BLOCK: usize = 512;
@@ -269,7 +269,7 @@ impl Writer {
     }
 }
 
-/// A file's header in a tar archive (POSIX ustar): readable by all, of nobody and of no time.
+/// A file's header in a tar archive (POSIX ustar): readable by all, without owner and time.
 fn header(name: &str, len: usize) -> io::Result<[u8; BLOCK]> {
     let mut header = [0; BLOCK];
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());

@@ -61,7 +61,7 @@ impl Bundle {
         Ok(Self { path: path.to_owned(), file, len_bytes, index, unpacked: Mutex::default() })
     }
 
-    /// Where it is, as it was named.
+    /// Its path, as given.
     pub fn path(&self) -> &Path {
         &self.path
     }

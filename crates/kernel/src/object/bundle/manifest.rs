@@ -55,7 +55,7 @@ pub struct BundledKernel {
     pub label: String,
     /// The parameters of its template.
     pub params: BTreeMap<String, u32>,
-    /// Which of the targets.
+    /// Index of the target.
     pub target: usize,
     /// The name of the kernel in the object.
     pub entry: String,
@@ -63,11 +63,11 @@ pub struct BundledKernel {
     pub options: Vec<String>,
     /// Of the rendered text, which is the file `sources/SHA256`.
     pub source_sha256: Digest,
-    /// Of the object; none where it did not compile: the next choice stands in its place.
+    /// The object; none if it did not compile and the next choice replaces it.
     pub object: Option<BundledObject>,
 }
 
-/// An object, as its bytes are.
+/// The bytes of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundledObject {

@@ -35,7 +35,7 @@ pub struct Bundles {
     forgotten: Mutex<Vec<Digest>>,
 }
 
-/// What a bundle has of a kernel.
+/// A kernel in a bundle.
 #[derive(Debug)]
 pub struct Bundled<'a> {
     /// The digest of the key without the compiler's identity.

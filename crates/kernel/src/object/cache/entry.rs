@@ -29,7 +29,7 @@ pub struct CacheEntry {
     pub digest: Digest,
     /// The compiled code: the bytes that were checked, to be loaded from memory.
     pub object: Arc<[u8]>,
-    /// What is known about it.
+    /// Its records.
     pub meta: Arc<Meta>,
     /// Its folder, unless it lives in memory alone.
     pub dir: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct CacheEntry {
 #[derive(Clone, Debug)]
 pub struct NewObject {
     pub object: Vec<u8>,
-    /// What the compiler said.
+    /// The compiler's output.
     pub log: String,
     /// What people call the kernel, `op/variant`.
     pub label: String,
@@ -191,7 +191,7 @@ impl Meta {
     }
 }
 
-/// What is wrong with an entry.
+/// Problems of an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
     /// It, or a file of it, could have been written by another user, or is not a plain file.
@@ -207,7 +207,7 @@ pub enum Damage {
     Unreadable {
         /// Which file; `.` is the entry, `..` the folder above it.
         file: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -261,7 +261,7 @@ pub(super) enum Stored {
 }
 
 impl Folder {
-    /// Reads an entry and checks all of it. The first of two causes of trouble is told, with the path to put aside.
+    /// Reads an entry and checks all of it. Of several problems the first is returned, with the path to put aside.
     pub(super) fn read(&self, digest: &Digest) -> Result<Stored, (PathBuf, Damage)> {
         let path = self.entry_path(digest);
         let shard = self.shard(digest);
@@ -389,7 +389,7 @@ impl OpenedEntry {
     }
 }
 
-/// Somebody is about to remove the entry.
+/// Another process is about to remove the entry.
 struct BeingRemoved;
 
 #[cfg(test)]

@@ -14,21 +14,21 @@ pub enum Explanation {
     Hit {
         /// The digest of the key.
         digest: Digest,
-        /// What is known about the entry.
+        /// The entry's records.
         meta: Arc<Meta>,
     },
     /// A failure is remembered.
     Failed {
         /// The digest of the key.
         digest: Digest,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
     /// An entry of that name is there, and is not used.
     Damaged {
         /// The digest of the key.
         digest: Digest,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// It is not there; this comes nearest.
@@ -42,7 +42,7 @@ pub enum Explanation {
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub digest: Digest,
-    /// What it records of itself.
+    /// Its own records.
     pub meta: Meta,
     /// Where the keys differ.
     pub differences: Vec<Difference>,

@@ -28,7 +28,7 @@ pub enum CacheError {
     #[error("could not open the cache folder `{}`", path.display())]
     Open {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -43,7 +43,7 @@ pub enum CacheError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -51,7 +51,7 @@ pub enum CacheError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -143,7 +143,7 @@ impl Folder {
         self.versioned.join(&digest.to_string()[..2])
     }
 
-    /// Where an entry is, if it is.
+    /// The path of an entry, whether or not it exists.
     pub fn entry_path(&self, digest: &Digest) -> PathBuf {
         self.shard(digest).join(digest.to_string())
     }

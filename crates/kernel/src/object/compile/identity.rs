@@ -145,7 +145,7 @@ fn compile_canary(
     })
 }
 
-/// A file per way of reaching a compiler: where it is said to be, and what the search for its parts depends on.
+/// A file per way of reaching a compiler: its place, and what the search for its parts depends on.
 fn record_path(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Option<PathBuf> {
     let way = format!("{:?}", (toolchain, target, env::var_os("PATH"), &options.worker));
     Some(options.identities.as_ref()?.join(format!("{}.toml", Digest::of(way.as_bytes()))))

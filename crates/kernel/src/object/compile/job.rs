@@ -87,11 +87,11 @@ pub struct CompileOutput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub(crate) how: How,
-    /// What the compiler said.
+    /// The compiler's output.
     pub(crate) log: String,
 }
 
-/// What a compile comes to.
+/// The result of a compile.
 pub(super) type Outcome = Result<CompileOutput, Failure>;
 
 /// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `BadObject`, `Crashed`, `Exited` or
@@ -122,7 +122,7 @@ pub enum How {
     },
     /// It printed without end and was killed.
     Chatter {
-        /// What it may print, in bytes.
+        /// The limit of its output, in bytes.
         max_bytes: u64,
     },
     /// The object cannot be loaded.

@@ -83,8 +83,8 @@ pub struct Request {
     pub entry: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`,
-    /// NVRTC as `--gpu-architecture=`.
+    /// The full target id. On the host the options say what to compile for; hipRTC gets it as `--offload-arch=`, NVRTC
+    /// as `--gpu-architecture=`.
     pub target: String,
     /// The name of the compiler.
     pub compiler: &'static str,
@@ -118,7 +118,7 @@ impl Request {
     }
 }
 
-/// What came out.
+/// The result of a compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// The object's bytes.

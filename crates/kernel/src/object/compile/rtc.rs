@@ -9,8 +9,8 @@ use rtc::{Compiler, ENVIRONMENTS, Image, Rtc};
 use super::CompileError;
 use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 
-/// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
-/// usual places, for which it is told some variables of the environment.
+/// Where one of them is: as the options say; else as `variable` says, by `look`; else the worker searches the usual
+/// places, for which it gets some environment variables.
 pub(super) fn find(
     compiler: &'static Compiler,
     of_options: &Toolchain,

@@ -34,9 +34,9 @@ static VECTORS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
     [typedef, using].map(|pattern| Regex::new(&pattern).expect("a pattern"))
 });
 
-/// Bytes behind each variable in LDS that are nobody's: a kernel that steps past a variable is not to find the next
-/// one. As many as a block may have on most chips; not a multiple of a page, or the beginnings of all variables would
-/// share a line of the processor's cache.
+/// Unused bytes after each variable in LDS, so that a kernel that steps past a variable does not find the next one. As
+/// many as a block may have on most chips; not a multiple of a page, or the beginnings of all variables would share a
+/// line of the processor's cache.
 const GAP_BYTES: u64 = (64 << 10) + 320;
 
 /// LDS that has its size from the launch, which a static variable has not.

@@ -34,7 +34,7 @@ const ARCHITECTURE: &str = "general.architecture";
 /// What Ollama's converter has there of gpt-oss.
 const OLLAMA: &str = "gptoss";
 
-/// Its number for MXFP4, which is nobody else's, and what that is.
+/// Ollama's own type number for MXFP4, and the stored type.
 const OLLAMA_MXFP4: (u32, StoredType) = {
     let codec = Some(Codec::Mxfp4Blocks(Mxfp4Order::Neighbours));
     (4, StoredType { name: "MXFP4", block_len: 32, block_bytes: 17, codec })

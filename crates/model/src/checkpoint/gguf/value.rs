@@ -119,7 +119,7 @@ impl Array {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }

@@ -35,7 +35,7 @@ pub(super) struct Trial {
     is_varied: bool,
     /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
     pub is_thin: bool,
-    /// Whether each of the scalars is launched once, over workspace that nobody used.
+    /// Whether each of the scalars is launched once, over a fresh workspace.
     pub is_once: bool,
     seed: u64,
 }
