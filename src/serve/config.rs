@@ -23,7 +23,7 @@ pub(crate) fn values_of(flag: &str, words: &[OsString]) -> Vec<OsString> {
     values
 }
 
-/// Where the command is, behind the flags of all commands.
+/// Where the command is, after the flags of all commands.
 fn command_at(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.as_encoded_bytes().starts_with(b"-") {

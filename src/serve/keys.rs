@@ -48,7 +48,7 @@ fn lines(path: &Path) -> anyhow::Result<Vec<(String, KeyLimits)>> {
     Ok(keys)
 }
 
-/// A key, and behind it what it may do.
+/// A key, and after it what it may do.
 fn limited(line: &str, place: &str) -> Result<(String, KeyLimits), UsageError> {
     let mut words = line.split_ascii_whitespace();
     let (first, mut limits) = (words.next().unwrap_or_default(), KeyLimits::default());

@@ -219,7 +219,7 @@ fn is_date(text: &str) -> bool {
     marks && (1..=days).contains(&day)
 }
 
-/// An origin as browsers send it: a scheme and a host, and nothing behind.
+/// An origin as browsers send it: a scheme and a host, and nothing after.
 fn origin(text: &str) -> Result<HeaderValue, String> {
     let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
         let is_scheme =

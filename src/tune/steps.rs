@@ -154,7 +154,7 @@ impl Engines<'_> {
         let nth = self.n_done.entry((work.name.clone(), rows.clone())).or_default();
         *nth += 1;
         let device = setup.device().unwrap_or_default();
-        // The tables behind the new rows, and the templates, decide too.
+        // The tables after the new rows, and the templates, decide too.
         let behind = self.tables.rows_for(setup.target()).map(|row| format!("{row:?}"));
         let behind = Digest::of(behind.collect::<String>().as_bytes()).to_string();
         let library = setup.chooser.library().templates().map(|template| &*template.file.text);

@@ -126,7 +126,7 @@ impl Comgr {
         Ok(all)
     }
 
-    /// The line of the source for each address, `kernel.hip:41`, with the lines that it was called from behind it where
+    /// The line of the source for each address, `kernel.hip:41`, with the lines that it was called from after it where
     /// functions were inlined, innermost first; none where the object does not say it.
     ///
     /// - `object`: the whole ELF file

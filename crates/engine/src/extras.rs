@@ -64,7 +64,7 @@ pub(super) struct Extra {
     counts: BTreeMap<u32, u32>,
     /// The tokens of the prompt, where they matter.
     in_prompt: HashSet<u32>,
-    /// What may come behind each of its drafts.
+    /// What may come after each of its drafts.
     ahead: Vec<Option<Vec<u32>>>,
 }
 
@@ -166,7 +166,7 @@ impl Extra {
         }
     }
 
-    /// How many of these may come one after the other, so that some token may come behind each.
+    /// How many of these may come one after the other, so that some token may come after each.
     fn n_allowed(&mut self, drafts: &[u32], vocab_size: usize) -> usize {
         self.ahead.clear();
         let Some(mask) = &mut self.changes.mask else { return drafts.len() };
@@ -207,8 +207,8 @@ impl Extra {
         sums.into_iter().map(changed).collect()
     }
 
-    /// How the logits of its next tokens are changed: of the one behind what is known, whose row is the first, and of
-    /// those behind drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
+    /// How the logits of its next tokens are changed: of the one after what is known, whose row is the first, and of
+    /// those after drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
     fn changed(&mut self, first: u32, drafts: &[u32], vocab_size: usize) -> Result<Vec<ChangedRow>, NothingAllowed> {
         let mask = self.changes.mask.as_mut().and_then(|mask| mask.allowed());
         let mask = mask.map(|allowed| whole_mask(allowed, vocab_size)).transpose()?;

@@ -16,7 +16,7 @@ impl Engine {
         self.scheduler.kept()
     }
 
-    /// Whether a sequence begins behind a prefix only where its windows are there, too.
+    /// Whether a sequence begins after a prefix only where its windows are there, too.
     pub(crate) fn needs_windows(&self) -> bool {
         self.scheduler.needs_windows()
     }

@@ -26,7 +26,7 @@ pub enum PromptError {
 }
 
 impl PromptError {
-    /// How many tokens may be generated behind a prompt, in sequences of up to `capacity_tokens` positions. The last
+    /// How many tokens may be generated after a prompt, in sequences of up to `capacity_tokens` positions. The last
     /// one is never forwarded, so there may be one more than positions are left.
     ///
     /// # Errors

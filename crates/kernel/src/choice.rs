@@ -101,7 +101,7 @@ pub struct Ranking {
     pub choices: Vec<Choice>,
     /// The other templates of these ops, each with why it is no choice.
     pub misfits: Vec<(Arc<str>, Misfit)>,
-    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
+    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others follow
     /// it.
     pub rows: Vec<TuningRow>,
     /// Tuning rows that could not be followed, a line for each.

@@ -98,7 +98,7 @@ impl Layout {
 }
 
 /// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says,
-/// given their count, and single rows of the other slots before and behind them.
+/// given their count, and single rows of the other slots before and after them.
 pub(super) fn chunk(
     layout: &Layout,
     n_tokens: usize,

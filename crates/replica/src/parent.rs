@@ -53,7 +53,7 @@ pub enum ReplicaError {
         device: String,
         pid: u32,
         how: String,
-        /// What it printed last, behind a colon; or nothing.
+        /// What it printed last, after a colon; or nothing.
         last_words: String,
     },
     /// Its process is there, and says nothing.
@@ -62,7 +62,7 @@ pub enum ReplicaError {
         device: String,
         pid: u32,
         seconds: u64,
-        /// What the system says of it, behind a comma; or nothing.
+        /// What the system says of it, after a comma; or nothing.
         state: &'static str,
     },
 }
@@ -164,7 +164,7 @@ impl Replica {
             return None;
         }
         let (device, pid) = (self.device.clone(), self.process.id());
-        // The third field, behind a name in brackets.
+        // The third field, after a name in brackets.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_stopped = stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'));
         let state = if is_stopped { ", since it is stopped" } else { "" };

@@ -33,7 +33,7 @@ pub(crate) struct Ask {
     pub(crate) format: TextFormat,
     /// Where visible text ends.
     pub(crate) stop: StopText,
-    /// Go on behind the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
+    /// Go on after the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
     pub(crate) ignore_eos: bool,
     /// With `Some(k)`, log-probabilities of the tokens of messages, and of the k most probable others.
     pub(crate) n_logprobs: Option<usize>,
@@ -72,7 +72,7 @@ impl Ask {
         self.format != TextFormat::Text || must_call || is_strict
     }
 
-    /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
+    /// Whether it goes on after the tokens that end an answer. An answer with a form ends with it: text after it
     /// would break the form.
     pub(crate) fn goes_on(&self) -> bool {
         self.ignore_eos && !self.is_bound()

@@ -210,7 +210,7 @@ struct Extent {
     text_bytes: usize,
     /// Those of the longest.
     longest_bytes: usize,
-    /// Numbers that stand behind another element in the lists of [`OF_IDS`], or in lists of those.
+    /// Numbers that follow another element in the lists of [`OF_IDS`], or in lists of those.
     n_numbers: usize,
     /// About what a [`Value`] of everything else takes in memory, without its texts.
     other_bytes: usize,
@@ -286,7 +286,7 @@ impl Extent {
     }
 }
 
-/// The length of a text whose quote was just read; `at` goes behind the one that ends it. An escape is one byte, which
+/// The length of a text whose quote was just read; `at` goes after the one that ends it. An escape is one byte, which
 /// is the least that it stands for.
 fn text_len(json: &[u8], at: &mut usize) -> usize {
     let mut n_bytes = 0;

@@ -122,7 +122,7 @@ impl Listener {
         }
     }
 
-    /// Has connections end behind what they are sending, and waits for that.
+    /// Has connections end after what they are sending, and waits for that.
     pub async fn close(&self, patience: Duration) {
         self.is_closing.send_replace(true);
         let _ = timeout(patience, self.places.acquire_many(self.n_places - 1)).await; // one is held by `accept`

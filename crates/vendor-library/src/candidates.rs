@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub struct Installation {
     /// `/opt`.
     pub parent: &'static str,
-    /// `rocm`: the folder below, and with `-` and a version behind it.
+    /// `rocm`: the folder below, and with `-` and a version after it.
     pub name: &'static str,
     /// `lib`.
     pub libraries: &'static str,

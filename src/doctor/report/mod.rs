@@ -238,7 +238,7 @@ impl Report<'_> {
                 skipped.push(op);
                 continue;
             }
-            // None may take all of the time from those behind it.
+            // None may take all of the time from those after it.
             let limit = (left / 2).max(Duration::from_secs(10)).min(left);
             let answer = self.ask(&["kernels", "check", "--device", &device, "--op", &op], limit)?;
             let found = answer.result["templates"].as_array().cloned().unwrap_or_default();

@@ -94,7 +94,7 @@ fn history_file() -> Option<PathBuf> {
     Some(folder.join("chat_history"))
 }
 
-/// Completes commands, and asks for more behind a line that ends in `\`.
+/// Completes commands, and asks for more after a line that ends in `\`.
 struct Words;
 
 impl Helper for Words {}

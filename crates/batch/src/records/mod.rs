@@ -145,7 +145,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         let is_whole = line.ends_with(b"\n");
         let found: Header = match serde_json::from_slice(&line) {
             Ok(found) if is_whole => found,
-            // A first line that was torn has no answers behind it.
+            // A first line that was torn has no answers after it.
             _ if !is_whole && (BEGINNING.starts_with(&line) || line.starts_with(BEGINNING)) => {
                 file.set_len(0).map_err(io)?;
                 return Ok(Self::empty(Kept::File { path, file: Some(file) }, header, n));

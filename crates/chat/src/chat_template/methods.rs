@@ -196,7 +196,7 @@ fn index(list: &Value, what: &Value) -> Result<Value, Error> {
     found.map(Value::from).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "index: the list has no such item"))
 }
 
-/// Letters behind letters are small, others are capitals: Python's way, which takes `'` for the end of a word.
+/// Letters after letters are small, others are capitals: Python's way, which takes `'` for the end of a word.
 fn titled(text: &str) -> String {
     let mut written = String::with_capacity(text.len());
     let mut is_within = false;

@@ -267,7 +267,7 @@ fn prompt(
 }
 
 /// Where the last message ends in a prompt: with its blanks, if they are there. The template's own words may have the
-/// same text, such as the names of tokens behind it.
+/// same text, such as the names of tokens after it.
 fn end_of_last(whose: &Whose<'_>, given: &Given) -> Result<usize, ChatTemplateError> {
     let last = given.messages.last().map_or("", |message| message.content.trim_start());
     let said = last.trim_end();

@@ -25,7 +25,7 @@ pub(super) fn with_format(template: &str) -> String {
     written + rest
 }
 
-/// Writes a tag up to its end, and gives what stands behind it.
+/// Writes a tag up to its end, and gives what follows it.
 fn inside<'a>(mut rest: &'a str, close: &str, written: &mut String) -> &'a str {
     while let Some(c) = rest.chars().next() {
         if let Some(behind) = rest.strip_prefix(close) {

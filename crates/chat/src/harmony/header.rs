@@ -6,7 +6,7 @@
 
 use super::{Channel, Role};
 
-/// What may stand behind a channel's name without a mark, and be the type of what follows.
+/// What may follow a channel's name without a mark, and be the type of what follows.
 const TYPES: [&[u8]; 3] = [b"json", b"code", b"text"];
 
 const CHANNELS: [&[u8]; 3] = [b"analysis", b"commentary", b"final"];
@@ -74,7 +74,7 @@ pub(super) struct Header {
     bytes: Vec<u8>,
 }
 
-/// Where words stand: behind `<|start|>`, `<|channel|>` or `<|constrain|>`.
+/// Where words stand: after `<|start|>`, `<|channel|>` or `<|constrain|>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Section {
     Role,
@@ -99,7 +99,7 @@ impl Header {
         Self { beginning, section: Section::Role, fields: Fields::default(), bytes: Vec::new() }
     }
 
-    /// Takes ordinary bytes. If a mark is spelled in them, this gives it, and the bytes behind it; they are not taken.
+    /// Takes ordinary bytes. If a mark is spelled in them, this gives it, and the bytes after it; they are not taken.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Option<(Mark, Vec<u8>)> {
         self.bytes.extend_from_slice(bytes);
         let find = |mark: Mark| self.bytes.windows(mark.name().len()).position(|window| window == mark.name());
@@ -166,12 +166,12 @@ impl Header {
         self.bytes.clear();
     }
 
-    /// What it says, behind `<|message|>`.
+    /// What it says, after `<|message|>`.
     pub(crate) fn into_fields(self) -> Fields {
         self.fields
     }
 
-    /// The end of a header without `<|message|>`: what it says, and the text behind that. None if it says nothing.
+    /// The end of a header without `<|message|>`: what it says, and the text after that. None if it says nothing.
     /// If the output `is_cut` here, what may be a piece of a header says nothing.
     pub(crate) fn end(&self, is_cut: bool) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(true);
@@ -217,7 +217,7 @@ impl Header {
         };
         let is_role = self.section == Section::Role;
         let mut expects_role = is_role && self.beginning == Beginning::Start;
-        // A model that forgets `<|start|>`, or that it stands there, may write what stands behind it.
+        // A model that forgets `<|start|>`, or that it stands there, may write what follows it.
         let mut may_be_assistant = is_role && self.beginning != Beginning::Start;
         let mut expects_channel = self.section == Section::Channel;
         let mut expects_type = self.section == Section::Type;

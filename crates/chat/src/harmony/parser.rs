@@ -65,7 +65,7 @@ pub enum Repair {
     EmptyArguments,
     /// The model speaks for the user or a tool: the turn ends before that.
     OtherSpeaker,
-    /// Tokens behind the end of the turn, which are ignored; they count once.
+    /// Tokens after the end of the turn, which are ignored; they count once.
     AfterEnd,
     /// An id that the vocabulary does not have, which is ignored.
     UnknownToken,

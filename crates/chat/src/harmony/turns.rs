@@ -8,7 +8,7 @@ use model::tokenizer::limit::Limit;
 pub enum HarmonyTurn {
     /// A message, to be written in the format.
     Message(Message),
-    /// What a model wrote, as ids, from `<|start|>assistant` on or from behind it. They go into the prompt as they are,
+    /// What a model wrote, as ids, from `<|start|>assistant` on or from after it. They go into the prompt as they are,
     /// so that it begins as the one before and what followed it; but see [`Harmony::prompt_of`].
     Exact(Vec<u32>),
 }
@@ -104,7 +104,7 @@ impl Harmony {
         Ok([&[self.start][..], &role].concat())
     }
 
-    /// Writes a message in the format, behind what is there.
+    /// Writes a message in the format, after what is there.
     fn write(&self, message: &Message, limit: &Limit, ids: &mut Vec<u32>) -> Result<(), HarmonyError> {
         let text = |text: &str, ids: &mut Vec<u32>| self.tokenizer.encode_within(text.as_bytes(), limit, ids);
         ids.push(self.start);

@@ -156,7 +156,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Variants, one a line, behind what stands before them.
+    /// Variants, one a line, after what stands before them.
     fn one_of(&mut self, variants: &[Value], indent: &str) -> String {
         let mut out = String::new();
         for variant in variants {

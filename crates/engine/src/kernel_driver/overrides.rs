@@ -5,7 +5,7 @@ use std::env;
 
 use super::{Gpu, KernelDriver, node};
 
-/// The variable; with `_1` behind it, that of node 1 alone.
+/// The variable; with `_1` after it, that of node 1 alone.
 pub const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
 /// The dropped variables, for a process that was started again without them: `NAME=VALUE`, separated by blanks.

@@ -86,7 +86,7 @@ pub(super) fn captured(
     (n_rows, target): (usize, String),
 ) -> Result<CapturedLaunch, GpuError> {
     let rendered = &planned.kernel.rendered;
-    // Workspace, which comes behind the contract's own, is nobody's between launches.
+    // Workspace, which comes after the contract's own, is nobody's between launches.
     let in_memory = rendered.args.iter().zip(&prepared.args);
     let in_memory: Vec<(&ArgSpec, &BufferView, usize)> = in_memory
         .filter_map(|(spec, arg)| match arg {

@@ -35,7 +35,7 @@ pub(super) struct Segment {
     pub(crate) rows: Rows,
     /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
     pub(crate) buckets: BTreeMap<StepKind, Vec<Bucket>>,
-    /// What crosses before and behind it, if it is the processor's.
+    /// What crosses before and after it, if it is the processor's.
     pub(crate) hand_over: Option<HandOver>,
     /// What the device does in its place in some steps, if it is the processor's.
     pub(crate) streamed: Option<Box<Streamed>>,

@@ -182,7 +182,7 @@ impl PrefixStore {
                 }
                 Ok(_) => {}
                 Err(damage) => {
-                    // What is behind it is only looked at, so that all that is wrong is named and written again.
+                    // What is after it is only looked at, so that all that is wrong is named and written again.
                     is_whole = false;
                     self.distrust(&path, &damage);
                     if part == PrefixPart::Block {

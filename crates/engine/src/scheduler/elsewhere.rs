@@ -19,7 +19,7 @@ impl Scheduler {
         if self.keeps_prefixes { self.tables.idle().collect() } else { Vec::new() }
     }
 
-    /// Whether a sequence begins behind a prefix only where its windows are there, too.
+    /// Whether a sequence begins after a prefix only where its windows are there, too.
     pub(crate) fn needs_windows(&self) -> bool {
         !self.snapshots.ranges(0, 0).is_empty()
     }

@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on. If it
     /// has no rows, there is nothing to run. `n_allowed` says how many of a request's drafts may come, one after the
-    /// other, behind all of its tokens that were told; the others get no rows.
+    /// other, after all of its tokens that were told; the others get no rows.
     pub(crate) fn next_step(&mut self, mut n_allowed: impl FnMut(RequestId, &[u32]) -> usize) -> Step {
         self.make_room();
         self.admit();

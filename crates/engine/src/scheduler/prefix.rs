@@ -94,7 +94,7 @@ impl Snapshots {
         }
     }
 
-    /// Whether a sequence may begin behind the block of this key, as far as rings go.
+    /// Whether a sequence may begin after the block of this key, as far as rings go.
     pub(crate) fn has(&self, key: &PrefixKey) -> bool {
         self.rings.is_empty() || self.by_key.contains_key(key)
     }

@@ -125,12 +125,12 @@ impl Sequence {
         self.tokens.get(self.n_forwarded).map_or(sampled, |&token| RowToken::Id(token))
     }
 
-    /// Whether it has positions left whose rows tell how probable the token behind them is.
+    /// Whether it has positions left whose rows tell how probable the token after them is.
     pub(crate) fn is_scored(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.n_scored + 1 < self.n_prompt
     }
 
-    /// The row that the step gets next tells how probable the token behind it is, if that is asked for and was not
+    /// The row that the step gets next tells how probable the token after it is, if that is asked for and was not
     /// told.
     pub(crate) fn add_scored_row(&mut self, slot: usize, position: usize, step: &mut Step) {
         if self.is_scored() && position == self.n_scored {
@@ -157,7 +157,7 @@ impl Sequence {
         step.logit_rows.push(LogitRow { row, sampling, coin, given: None, slot, request });
     }
 
-    /// Rows of drafts behind its row. Their tokens are drawn by the random numbers that are next, which are used up
+    /// Rows of drafts after its row. Their tokens are drawn by the random numbers that are next, which are used up
     /// when these tokens come.
     pub(crate) fn add_draft_rows(&mut self, slot: usize, drafts: &[u32], step: &mut Step) {
         let random = self.random;

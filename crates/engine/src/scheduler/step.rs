@@ -43,7 +43,7 @@ pub struct LogitRow {
     pub(crate) sampling: Sampling,
     /// Decides the draw, in [0, 1); 0 where nothing is drawn.
     pub(crate) coin: f32,
-    /// The token of a prompt that stands behind the row, where no other is wanted but how probable this one is.
+    /// The token of a prompt that follows the row, where no other is wanted but how probable this one is.
     pub(crate) given: Option<u32>,
     pub(super) slot: usize,
     pub(super) request: RequestId,
@@ -92,7 +92,7 @@ impl Step {
         self.logit_rows.iter().all(|row| row.sampling.temperature == 0.0)
     }
 
-    /// Rows that were made with drafts: those behind the first that gives a token of a request.
+    /// Rows that were made with drafts: those after the first that gives a token of a request.
     pub(crate) fn n_drafts(&self) -> usize {
         let is_draft = |pair: &&[LogitRow]| pair[0].request == pair[1].request && pair[0].given.is_none();
         self.logit_rows.windows(2).filter(is_draft).count()

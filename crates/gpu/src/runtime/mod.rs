@@ -260,7 +260,7 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
             return Ok(());
         }
         let _stream = self.stream();
-        // SAFETY: the view lies within an allocation of this device, which is freed behind what is on the stream.
+        // SAFETY: the view lies within an allocation of this device, which is freed after what is on the stream.
         self.device
             .call("fill memory", |calls| unsafe { calls.fill_bytes(address, byte, len_bytes, self.device.stream) })
     }
@@ -279,7 +279,7 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
             return Ok(());
         }
         let _stream = self.stream();
-        // SAFETY: both views lie within allocations of this device, which are freed behind what is on the stream, and
+        // SAFETY: both views lie within allocations of this device, which are freed after what is on the stream, and
         // the one that is written is long enough.
         self.device.call("copy on the device", |calls| unsafe {
             calls.copy_on_device(address, source, len_bytes, self.device.stream)

@@ -189,7 +189,7 @@ impl Running<'_> {
             return stop;
         }
         let context = self.context;
-        // SAFETY: as in `take_turns`: those that are in turn behind the one that stopped, which is not resumed.
+        // SAFETY: as in `take_turns`: those that are in turn after the one that stopped, which is not resumed.
         unsafe {
             while let Some(next) = Context::next_in_turn(context) {
                 Coroutine::resume(&raw mut (*next).coroutine, context, &raw mut (*context).link);
@@ -227,7 +227,7 @@ impl Running<'_> {
                 let is_apart = wave.iter().any(|thread| thread.pause.is_of_wave());
                 return if is_apart { self.all_alike(first, end) } else { Ok(()) };
             }
-            // While nobody runs: behind it a lane may do what the others are not to know.
+            // While nobody runs: after it a lane may do what the others are not to know.
             if pause.is(PauseKind::WaveBarrier) {
                 self.grid.order.join(self.block, first as u32..end as u32);
                 let latest = latest(wave);

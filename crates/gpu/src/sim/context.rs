@@ -175,7 +175,7 @@ pub(super) enum PauseKind {
     Barrier,
     /// All lanes of the wave.
     Wave,
-    /// The same, and what each of them knew is then known to all, as behind a barrier.
+    /// The same, and what each of them knew is then known to all, as after a barrier.
     WaveBarrier,
     /// It did something that it must not: [`Context::fault`].
     Fault,
@@ -277,7 +277,7 @@ pub(super) struct Context {
     pub slots: *mut u8,
     pub calls: Calls,
     /// The object's text does not know what follows. Who runs when the running thread gives way, in turn, and who is
-    /// behind the last of them.
+    /// after the last of them.
     pub turn: [*const *mut Thread; 2],
     /// The time of the block's last barrier.
     pub floor: u32,

@@ -9,7 +9,7 @@ use super::watch::Cell;
 use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
-/// What a kernel's text is called behind the simulator's own (`#line`).
+/// What a kernel's text is called after the simulator's own (`#line`).
 const KERNEL_FILE: &str = "kernel.hip";
 
 /// Runs one thread of the kernel with these arguments: pointers as they are, values by address.

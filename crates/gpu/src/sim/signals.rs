@@ -88,7 +88,7 @@ unsafe fn go_on(
 ) -> bool {
     /// Bytes below the top that a function may use without saying so.
     const RED_ZONE: usize = 128;
-    // SAFETY: the caller has it from the system. As behind a call, the top is a word below a multiple of 16.
+    // SAFETY: the caller has it from the system. As after a call, the top is a word below a multiple of 16.
     unsafe {
         let registers = &mut (*interrupted).uc_mcontext.gregs;
         registers[libc::REG_RSP as usize] = (((free - RED_ZONE) & !15) - size_of::<usize>()) as i64;

@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_encoding_is_the_documented_one() {
-        // The layout written out by hand: schema, then each field behind its length.
+        // The layout written out by hand: schema, then each field after its length.
         let mut bytes = 1u32.to_le_bytes().to_vec();
         for field in ["void k() {}", "gfx1100", "k", "hiprtc", "c", "-O3", "-g"] {
             bytes.extend((field.len() as u64).to_le_bytes());

@@ -369,7 +369,7 @@ impl Store {
         misses
     }
 
-    /// What the cache has, or a bundle behind it.
+    /// What the cache has, or a bundle after it.
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         let cached = task.key.as_ref().and_then(|key| self.look_up_in_cache(task, key));
         match cached {

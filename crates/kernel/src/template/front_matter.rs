@@ -227,7 +227,7 @@ impl Reader<'_> {
         names
     }
 
-    /// The facts, each behind those that it uses.
+    /// The facts, each after those that it uses.
     fn facts(&self) -> Result<Vec<(String, Expression)>, LibraryError> {
         let known = self.tuning_names();
         let mut open = BTreeMap::new();

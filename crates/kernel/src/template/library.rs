@@ -37,7 +37,7 @@ pub struct Library {
     /// What is wrong with files whatever they say of themselves.
     unusable: BTreeMap<String, LibraryError>,
     files: Arc<BTreeMap<String, SourceFile>>,
-    /// What lies behind the first file of a name.
+    /// What lies after the first file of a name.
     shadows: BTreeMap<String, Vec<Origin>>,
     /// The files whose names are checked as they are read.
     held: BTreeSet<String>,

@@ -284,7 +284,7 @@ fn assigned(content: &str) -> Vec<String> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Name<'t> {
     File(&'t str),
-    /// One of a folder's files, which a name of the template language chooses: what is before and behind it.
+    /// One of a folder's files, which a name of the template language chooses: what is before and after it.
     OneOf(&'t str, &'t str),
 }
 

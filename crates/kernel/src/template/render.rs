@@ -354,7 +354,7 @@ fn single_spaced(text: &str) -> String {
     spaced
 }
 
-/// Whether a line behind a text is left out of what is rendered.
+/// Whether a line after a text is left out of what is rendered.
 pub(super) fn is_spare(before: &str, line: &str) -> bool {
     line == "\n" && (before.is_empty() || before.ends_with("\n\n"))
 }

@@ -144,7 +144,7 @@ impl Declared<'_, String> {
     }
 }
 
-/// The tables of a template and of the files that it uses: each behind those that it uses itself, in the order in which
+/// The tables of a template and of the files that it uses: each after those that it uses itself, in the order in which
 /// they are named, and the template last.
 pub(super) struct Parts<'a>(Vec<Part<'a>>);
 

@@ -180,7 +180,7 @@ fn hand_on(document: &mut DocumentMut, position: isize, comment: &str) {
     });
 }
 
-/// Gives a row another range; what is written behind the old one stays.
+/// Gives a row another range; what is written after the old one stays.
 fn set_tokens(row: &mut toml_edit::Table, tokens: Tokens) {
     let mut value = Value::from(tokens.to_string());
     match row.get_mut("tokens").and_then(Item::as_value_mut) {

@@ -275,7 +275,7 @@ impl TuningTables {
         self.applying(query, n_tokens, step, target).next()
     }
 
-    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that stand behind it.
+    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that follow it.
     pub(crate) fn applying<'a, 'q>(
         &'a self,
         query: &'q Query,

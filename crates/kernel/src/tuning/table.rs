@@ -292,7 +292,7 @@ impl Table {
     }
 
     /// Numbers of tokens that the rows of one `where` leave out. Rows of a fused run may leave out any: there the ops
-    /// are not fused; so may rows behind which others of the file stand.
+    /// are not fused; so may rows after which others of the file stand.
     pub(super) fn gaps(&self) -> Vec<Gap<'_>> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&TuningRow> = Vec::new();
@@ -323,7 +323,7 @@ impl Table {
         gaps
     }
 
-    /// Whether other rows of the file stand behind it, which want less.
+    /// Whether other rows of the file follow it, which want less.
     fn falls_back(&self, row: &TuningRow) -> bool {
         self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
     }

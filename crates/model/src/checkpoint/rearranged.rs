@@ -63,7 +63,7 @@ pub(crate) enum ElementConversion {
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: consecutive elements of few bits share a byte, the first in its lowest.
     Codes(&'static BlockFormat),
-    /// The same of blocks that have them so behind their only scale, a byte.
+    /// The same of blocks that have them so after their only scale, a byte.
     CodesAsTheyAre(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
     Parameter(&'static BlockFormat, usize),

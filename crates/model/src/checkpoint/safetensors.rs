@@ -101,7 +101,7 @@ pub enum SafetensorsError {
     Data {
         /// Bytes of all tensors.
         expected: u64,
-        /// Bytes in the file behind the header.
+        /// Bytes in the file after the header.
         found: u64,
     },
 }

@@ -19,7 +19,7 @@ pub struct Slice {
 pub(crate) struct Cut {
     /// Rows of one matrix, and elements of a row; in MXFP4 whole blocks.
     pub(crate) matrix: [usize; 2],
-    /// The rows that are taken of each matrix, one range behind the other.
+    /// The rows that are taken of each matrix, one range after the other.
     pub(crate) rows: Vec<Range<usize>>,
     /// The elements that are taken of each row; in MXFP4 whole blocks.
     pub(crate) columns: Range<usize>,

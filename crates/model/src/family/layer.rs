@@ -42,7 +42,7 @@ pub struct Argument {
 pub enum Operand {
     /// What a statement before gave.
     Value(String),
-    /// The layer's tensor of this name, or those whose names go on behind it.
+    /// The layer's tensor of this name, or those whose names go on after it.
     Weights(String),
     /// A whole number, or a condition, over the model's dimensions and the number of the `layer`.
     Expression(Expression),
@@ -116,7 +116,7 @@ fn at(first: &Place, line: usize) -> Place {
     Place { file: first.file.clone(), line: first.line + line }
 }
 
-/// Brackets that are open behind a text.
+/// Brackets that are open after a text.
 fn depth(text: &str) -> i64 {
     text.chars().map(|c| i64::from(matches!(c, '(' | '[')) - i64::from(matches!(c, ')' | ']'))).sum()
 }

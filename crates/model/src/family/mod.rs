@@ -37,7 +37,7 @@ pub struct Family {
     path: String,
     /// What `model_type` is in `config.json`.
     pub(crate) model_types: Vec<String>,
-    /// What `general.architecture` is in GGUF, behind which the model's own keys stand.
+    /// What `general.architecture` is in GGUF, after which the model's own keys stand.
     pub(crate) architectures: Vec<String>,
     /// How chats are written: `harmony`, or `template`, the checkpoint's own; where it is not said, the tokenizer
     /// tells.
@@ -51,9 +51,9 @@ pub struct Family {
     pub(crate) facts: BTreeMap<String, Expression>,
     /// How positions become angles: first what layers turn by that do not say.
     pub(crate) ropes: Vec<Rope>,
-    /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
+    /// What `config.json` says, where it says it: by key, after a dot inside of an object.
     pub(crate) expected_in_json: BTreeMap<String, Expected>,
-    /// What GGUF files say: by key, behind the architecture's name.
+    /// What GGUF files say: by key, after the architecture's name.
     pub(crate) expected_in_gguf: BTreeMap<String, Expected>,
     /// The published models.
     pub shapes: Vec<Shape>,
@@ -70,7 +70,7 @@ pub struct Forward {
     others: Vec<(Expression, Vec<Statement>)>,
     /// What is done before the layers, to the rows of the embedding.
     first: Vec<Statement>,
-    /// What is done behind the layers, to the rows that want logits.
+    /// What is done after the layers, to the rows that want logits.
     last: Vec<Statement>,
 }
 
@@ -153,7 +153,7 @@ pub struct Dim {
     pub(crate) max: i64,
     /// Its keys in `config.json`: where it stands under several, it must be the same.
     pub(crate) json: Vec<String>,
-    /// Its keys in GGUF, behind the architecture's name: the first that is there.
+    /// Its keys in GGUF, after the architecture's name: the first that is there.
     pub(crate) gguf: Vec<String>,
     /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
     pub(crate) gguf_lacks: Option<String>,
@@ -177,7 +177,7 @@ pub struct Number {
     pub(crate) above: f32,
     /// Its keys in `config.json`.
     pub(crate) json: Vec<String>,
-    /// Its keys in GGUF, behind the architecture's name.
+    /// Its keys in GGUF, after the architecture's name.
     pub(crate) gguf: Vec<String>,
     /// What it is where a checkpoint does not say.
     pub(crate) default: Option<f64>,
@@ -218,7 +218,7 @@ impl Family {
         self.dims.iter().find(|dim| dim.name == name)
     }
 
-    /// The tensors that a statement's name stands for: the one of this name, or those whose names go on behind it
+    /// The tensors that a statement's name stands for: the one of this name, or those whose names go on after it
     /// (`attn.qkv` for `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
     pub fn tensors_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a FamilyTensor> {
         self.tensors.iter().filter(move |tensor| tensor.is_of(name))
@@ -299,7 +299,7 @@ impl Forward {
         &self.first
     }
 
-    /// What is done behind the layers, to the rows that want logits.
+    /// What is done after the layers, to the rows that want logits.
     pub fn last(&self) -> &[Statement] {
         &self.last
     }

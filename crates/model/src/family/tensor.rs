@@ -99,7 +99,7 @@ pub(crate) struct PairedRows {
     pub(crate) rows: usize,
     /// Those of them that rotate.
     pub(crate) rotated: usize,
-    /// Rows of all heads that are so; those behind them stay.
+    /// Rows of all heads that are so; those after them stay.
     pub(crate) end: usize,
 }
 

@@ -7,7 +7,7 @@
 //! whole gives the sequence. For no merge crosses an end of a part: look at the first that would. Until then the
 //! merges in the two parts beside that end were those of merging the two alone, since a pair that is the best of all is
 //! the best of those two; so this merge would come there too, and it does not. Within a window neighbours are such
-//! pairs, whatever comes behind it; where windows meet that is tried.
+//! pairs, whatever comes after it; where windows meet that is tried.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -97,7 +97,7 @@ fn encode<E>(
 }
 
 /// Encodes a piece by windows of so many bytes; false if two of them do not fit each other. `check` may see some ids
-/// more than the piece comes to, if that is found out behind them.
+/// more than the piece comes to, if that is found out after them.
 fn encode_windows<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],

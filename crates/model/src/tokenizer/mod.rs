@@ -274,7 +274,7 @@ impl Tokenizer {
         Self { way: split.into(), ..self.clone() }
     }
 
-    /// The same, for texts that go on behind others: no blank is put before them.
+    /// The same, for texts that go on after others: no blank is put before them.
     pub fn within_text(&self) -> Self {
         let way = match self.way {
             Way::Pieces(pieces) => Way::Pieces(Pieces { prefix: Prefix::Never, strips: false, ..pieces }),
@@ -288,7 +288,7 @@ impl Tokenizer {
         Self { begin: begin.into(), ..self }
     }
 
-    /// A text's ids behind the tokens that prompts begin with, unless they are there already.
+    /// A text's ids after the tokens that prompts begin with, unless they are there already.
     pub fn begun(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.starts_with(&self.begin) { ids } else { [&self.begin, &ids[..]].concat() }
     }
@@ -330,7 +330,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// As [`Self::encode`], behind ids that are there already, which count for the limit. It takes memory for the ids,
+    /// As [`Self::encode`], after ids that are there already, which count for the limit. It takes memory for the ids,
     /// and little else.
     ///
     /// # Errors
@@ -457,7 +457,7 @@ impl Tokenizer {
         self.vocabulary.piece(id).ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
     }
 
-    /// The text of tokens from a text's beginning on, where some tokenizers put a blank. Tokens that go on behind
+    /// The text of tokens from a text's beginning on, where some tokenizers put a blank. Tokens that go on after
     /// others are for [`Self::decode_all`].
     ///
     /// # Errors

@@ -13,7 +13,7 @@ pub enum Prefix {
     Never,
     /// Before a text, if it does not begin with a special token.
     First,
-    /// Before a text, and behind every special token.
+    /// Before a text, and after every special token.
     Each,
 }
 

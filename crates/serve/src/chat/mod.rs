@@ -203,7 +203,7 @@ impl Answers {
     }
 }
 
-/// What stands behind the head of a chunk.
+/// What follows the head of a chunk.
 #[derive(Serialize)]
 struct Chunk<'a> {
     choices: &'a [ChunkChoice],

@@ -211,12 +211,12 @@ impl Choice {
         let text = self.stop_text.push(&text);
         self.n_told += text.chars().count();
         piece.text += &text;
-        // A token without a text of its own goes with what was told before it, but not behind a stop.
+        // A token without a text of its own goes with what was told before it, but not after a stop.
         let is_whole = self.n_told == self.n_characters && !self.stop_text.is_over();
         self.tell_held(if is_whole { usize::MAX } else { self.n_told }, piece);
     }
 
-    /// Tells the log-probabilities of tokens that begin before so many characters; behind a stop there are none.
+    /// Tells the log-probabilities of tokens that begin before so many characters; after a stop there are none.
     fn tell_held(&mut self, end: usize, piece: &mut Piece) {
         let n = self.held.text_offset.iter().take_while(|offset| **offset < end).count();
         if n > 0 {

@@ -196,7 +196,7 @@ fn choice(
 
 const DEFAULT_TOKENS: usize = 16;
 
-/// What stands behind the head of an answer or a chunk.
+/// What follows the head of an answer or a chunk.
 #[derive(Serialize)]
 struct Rest<'a> {
     choices: &'a [Piece],

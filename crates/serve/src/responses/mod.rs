@@ -154,7 +154,7 @@ fn shortest_cut<T>(
     best
 }
 
-/// The things that the person said behind `first` up to which entries can be left out: what stays has a call for every
+/// The things that the person said after `first` up to which entries can be left out: what stays has a call for every
 /// result, by id, as [`super::conversation`] wants it. Ids may come again.
 fn cuts(entries: &[ConversationItem], first: usize) -> Vec<usize> {
     // From the end: by id how many more results than calls there are, and how many ids have more.

@@ -101,7 +101,7 @@ pub(crate) struct Page {
     pub(crate) limit: Option<usize>,
     /// `asc`, or `desc`: the last item first.
     pub(crate) order: Option<String>,
-    /// Items behind the one with this id.
+    /// Items after the one with this id.
     pub(crate) after: Option<String>,
 }
 

@@ -212,7 +212,7 @@ fn steps_to_take_in(batch: usize, context: usize, max_rows: usize) -> usize {
     let (mut generating, mut left, mut steps) = (0, 0, 0);
     while generating < batch {
         steps += 1;
-        // `left` is what the sequence at `generating` still has to take in; those behind it have not begun.
+        // `left` is what the sequence at `generating` still has to take in; those after it have not begun.
         let mut rows = max_rows - generating;
         while rows > 0 && generating < batch {
             let begun = if left == 0 { context } else { left };

@@ -382,7 +382,7 @@ fn values(problem: &Problem) -> Vec<(&str, String)> {
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
 /// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
 /// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it. At
-/// shapes behind the first one that is so with the first types and parameters alone, and others are run once.
+/// shapes after the first one that is so with the first types and parameters alone, and others are run once.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,

@@ -61,7 +61,7 @@ impl Placement {
 /// The side on which a tensor touches an inaccessible page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// Its first byte is right behind one.
+    /// Its first byte is right after one.
     Begin,
     /// Its last byte is right before one, or as near as its alignment allows.
     End,

@@ -145,7 +145,7 @@ pub struct Selection {
     /// all cases together.
     pub half: Option<usize>,
     /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
-    /// over workspace that was used before, too; and not both at once. At shapes behind the first one, only with the
+    /// over workspace that was used before, too; and not both at once. At shapes after the first one, only with the
     /// first types and parameters: of shape, types and such a launch any two meet, but not all three. With half of the
     /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the
     /// rest. Types beyond the first four of a name, which are read by the same text as others but for their decoder,

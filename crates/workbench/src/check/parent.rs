@@ -44,7 +44,7 @@ pub struct Children {
     pub words: Vec<OsString>,
     /// How long a kernel may run in one case.
     pub deadline: Duration,
-    /// Whether a template is not run on at a precision behind a case that hangs, for who waits for the verdict; else
+    /// Whether a template is not run on at a precision after a case that hangs, for who waits for the verdict; else
     /// hanging counts as any other end of a child.
     pub stops_at_hang: bool,
     /// Set when the result is not wanted any more: running kernels are ended, and unchecked ones are left out.

@@ -207,7 +207,7 @@ impl Reader<'_> {
         self.open.last().map_or(Some(true), |branch| and(branch.outer, branch.is))
     }
 
-    /// Takes a directive: what stands behind its `#`.
+    /// Takes a directive: what follows its `#`.
     fn read(&mut self, directive: &str) {
         let end = directive.find(|c: char| !c.is_alphabetic()).unwrap_or(directive.len());
         let (word, rest) = (&directive[..end], directive[end..].trim());
@@ -382,7 +382,7 @@ mod tests {
         gpus_alone(text, &Target::gpu(arch).expect("known"))
     }
 
-    /// Whether a line behind this condition is the GPU's alone.
+    /// Whether a line after this condition is the GPU's alone.
     fn is_alone(arch: &str, condition: &str) -> bool {
         !alone(arch, &format!("#if {condition}\nx\n#endif\ny")).is_empty()
     }

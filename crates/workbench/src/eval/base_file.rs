@@ -153,7 +153,7 @@ impl BaseFile {
         &self.tokens
     }
 
-    /// Whether it is of these windows, or of more behind them, and of a vocabulary of that size.
+    /// Whether it is of these windows, or of more after them, and of a vocabulary of that size.
     ///
     /// # Errors
     /// What differs.
@@ -172,7 +172,7 @@ impl BaseFile {
         if found < expected { Err(BaseFileError::TooFewWindows { found, expected }) } else { Ok(()) }
     }
 
-    /// What the base says behind a scored position.
+    /// What the base says after a scored position.
     ///
     /// - `scored`: which of those of the window
     pub fn row(&self, window: usize, scored: usize) -> CodedDistribution<'_> {

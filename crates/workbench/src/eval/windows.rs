@@ -11,7 +11,7 @@ pub const SHORTEST_CONTEXT: usize = 3;
 /// A text's tokens, cut into windows of equal length.
 #[derive(Clone, Debug)]
 pub struct Windows {
-    /// (n_windows * context): what is behind the last whole window is left out.
+    /// (n_windows * context): what is after the last whole window is left out.
     tokens: Vec<u32>,
     /// Tokens of a window.
     context: usize,

@@ -175,7 +175,7 @@ impl Code {
             let above = &dominators[from];
             blocks[from].successors.iter().copied().filter(move |to| !above.contains(to))
         };
-        // The way to the end from each block, and where it goes; a block is looked at behind those that it leads to.
+        // The way to the end from each block, and where it goes; a block is looked at after those that it leads to.
         let mut longest: Vec<Option<(f64, Option<usize>)>> = vec![None; blocks.len()];
         let mut open = vec![(0, false)];
         let mut is_begun = vec![false; blocks.len()];

@@ -43,7 +43,7 @@ enum Pipe {
 /// Loads of LDS, shuffles, special functions: cycles until the result is there.
 const SHORT_LATENCY: f64 = 28.0;
 
-/// The matrix unit's results, behind the cycles that it is busy.
+/// The matrix unit's results, after the cycles that it is busy.
 const MATRIX_LATENCY: f64 = 30.0;
 
 /// f32 operations of `HMMA.16816`, and the cycles it takes: two thirds of what `HGMMA` does, measured (640 and 924
@@ -53,7 +53,7 @@ const HMMA: (f64, f64) = (4096.0, 5.9);
 /// Operations of a quarter's matrix unit in a cycle.
 const MATRIX_FLOP_PER_CYCLE: f64 = 1024.0;
 
-/// Reads the code of a kernel; what is behind the last whole instruction is left.
+/// Reads the code of a kernel; what is after the last whole instruction is left.
 pub(crate) fn decode(bytes: &[u8]) -> Vec<Sass> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     bytes.chunks_exact(LEN).map(|bytes| Sass { low: word(&bytes[..8]), high: word(&bytes[8..]) }).collect()

@@ -49,7 +49,7 @@ pub struct On<'a> {
     pub store: &'a Store,
     pub target: &'a Target,
     pub driver: &'a dyn Driver,
-    /// Compiler options behind all others.
+    /// Compiler options after all others.
     pub options: &'a [&'a str],
 }
 

@@ -13,7 +13,7 @@ use crate::{TextInput, Tool, is_tool_name};
 /// The name under which the text of a tool stands among the arguments that a function would have.
 pub(super) const INPUT: &str = "input";
 
-/// The longest name, an id behind it, and the marks.
+/// The longest name, an id after it, and the marks.
 const MAX_NAME_BYTES: usize = 600;
 
 /// The longest beginning of a call whose arguments are streamed.
@@ -82,7 +82,7 @@ impl Scan {
         None
     }
 
-    /// The place of a mark behind a byte.
+    /// The place of a mark after a byte.
     fn place_of(&mut self, mark: &str, text: &str, begin: usize) -> Option<usize> {
         let mut from = self.at.max(begin);
         while !text.is_char_boundary(from) {
@@ -166,7 +166,7 @@ impl CallReader<'_> {
         }
     }
 
-    /// What a call begins with whose arguments are JSON behind its name. It is of a tool that was offered, and that
+    /// What a call begins with whose arguments are JSON after its name. It is of a tool that was offered, and that
     /// takes no text.
     pub(crate) fn head(&self, text: &str) -> CallHead {
         let is_marked = !self.marks.begin.is_empty() && text.starts_with(&self.marks.begin);
@@ -260,7 +260,7 @@ impl CallReader<'_> {
         call.map_or(Found::None, |call| Found::Calls(vec![call], end))
     }
 
-    /// A name, and where what is behind it begins.
+    /// A name, and where what is after it begins.
     fn name<'t>(&self, text: &'t str, begin: usize) -> Result<(&'t str, usize), Found> {
         let CallMarks { name_begin, name_end, id_begin, key_begin, .. } = self.marks;
         let mut begin = begin + blanks(&text[begin..]);

@@ -74,7 +74,7 @@ impl Rules<'_> {
         self.tokenizer.special(text).map_or_else(|| quoted(text), mark)
     }
 
-    /// A rule for any text and the mark behind it.
+    /// A rule for any text and the mark after it.
     fn up_to(&mut self, rule: &str, text: &str) {
         let with_end = match self.tokenizer.special(text) {
             Some(id) => format!("{rule}: TEXT {}", mark(id)),

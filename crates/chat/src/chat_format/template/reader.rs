@@ -193,7 +193,7 @@ impl Reader {
 
     fn between(&mut self, after: After, is_all: bool) -> bool {
         let words = |reader: &mut Self| {
-            // Blanks behind thoughts and calls belong to their marks.
+            // Blanks after thoughts and calls belong to their marks.
             let n_blanks = reader.pending.len() - reader.pending.trim_start().len();
             reader.take(if after == After::Nothing { 0 } else { n_blanks });
             reader.state = State::Words;

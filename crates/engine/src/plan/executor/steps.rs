@@ -71,7 +71,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Has the processor compute its segments: each with what it needs brought before, and what it made sent behind it.
+    /// Has the processor compute its segments: each with what it needs brought before, and what it made sent after it.
     /// Or the device, where that is faster: each with its weights brought before.
     fn run_of_host(
         &self,

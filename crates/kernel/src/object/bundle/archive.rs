@@ -314,7 +314,7 @@ fn entry(header: &[u8]) -> Result<(&str, usize), BundleError> {
 /// Unpacks frames, and gives each file of their tar archive to `take` before the next one is unpacked.
 ///
 /// # Errors
-/// [`BundleError`], behind the files before that.
+/// [`BundleError`], after the files before that.
 pub(super) fn each_file(packed: impl Read, take: &mut dyn FnMut(&str, &[u8])) -> Result<(), BundleError> {
     let mut archive = decoder(packed).map_err(BundleError::Unpack)?;
     let mut next = |len: usize, into: &mut Vec<u8>| {

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::object::key::Digest;
 
-/// The version of the manifest and of the index behind it.
+/// The version of the manifest and of the index after it.
 pub const FORMAT: u32 = 1;
 
 /// All of it. Nothing in it depends on when or where it was made.
@@ -75,7 +75,7 @@ pub struct BundledObject {
     pub sha256: Digest,
 }
 
-/// The digest of files by name: each name and each text behind its length.
+/// The digest of files by name: each name and each text after its length.
 pub fn digest_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Digest {
     let files: BTreeMap<&str, &str> = files.into_iter().collect();
     let mut hasher = Sha256::new();

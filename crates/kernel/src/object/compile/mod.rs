@@ -377,7 +377,7 @@ impl Compilers {
 
     /// The machine code of a kernel in an object for a GPU of AMD's, as text: `0000000000001700 <entry>:`, then of each
     /// instruction a line of a tab, its text, `// `, its address, `:` and, of a branch, ` <entry+0x1c>`. With lines,
-    /// one of `; ` and the places in the source (`kernel.hip:41`, and behind it where that was inlined) goes before an
+    /// one of `; ` and the places in the source (`kernel.hip:41`, and after it where that was inlined) goes before an
     /// instruction of others than the one before. comgr, which hipRTC brings, reads it in a worker.
     ///
     /// # Errors

@@ -22,7 +22,7 @@ const SOURCE: &str = "simulated.cpp";
 /// The template that defines most words of HIP.
 const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
 
-/// Words that few kernels use, and where they go: behind the simulator's own text.
+/// Words that few kernels use, and where they go: after the simulator's own text.
 const WORDS_NAME: &str = "simulator_words.h";
 pub(super) const WORDS: &str = include_str!("simulator_words.h");
 

@@ -142,7 +142,7 @@ pub enum GgufError {
     Data {
         /// Bytes of all tensors.
         expected: u64,
-        /// Bytes in the file behind the header.
+        /// Bytes in the file after the header.
         found: u64,
     },
     /// One of several files, and the others cannot be found by its name.
@@ -313,7 +313,7 @@ impl Listed {
     }
 }
 
-/// Takes the tensors' slices. They lie behind each other in the order of the list, each aligned.
+/// Takes the tensors' slices. They follow each other in the order of the list, each aligned.
 fn place(listed: Vec<Listed>, bytes: &Bytes, data_at: usize, alignment: u64) -> Result<Inventory, GgufError> {
     let data = bytes.slice(data_at..);
     let found = data.len() as u64;

@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
         Self { file, at: 0 }
     }
 
-    /// Bytes behind the file's beginning.
+    /// Bytes after the file's beginning.
     pub(crate) fn at(&self) -> usize {
         self.at
     }
