@@ -274,7 +274,7 @@ impl Report<'_> {
         output.table(&RIGHT, &cells.collect::<Vec<_>>(), &RIGHT)?;
         output.note(
             "1 us a launch is about what a captured step takes, 5 us one that the host launches kernel by kernel; the last \
-             column divides by what this model was too fast by on an H200, at as many rows",
+             column is divided by this model's error on an H200 at the same number of rows",
         );
         Ok(())
     }

@@ -103,7 +103,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
             store.compiler().compile_until(None);
             // The verdict is of another text than the one that is there.
             if stop.load(Ordering::Relaxed) {
-                output.detail("saved while it was tried: begun anew");
+                output.detail("saved during the check: starting again");
                 last = None; // also where the bytes are the same again
                 continue;
             }

@@ -69,13 +69,15 @@ fn limited(line: &str, place: &str) -> Result<(String, KeyLimits), UsageError> {
 fn key(text: &str, place: &str) -> Result<String, UsageError> {
     let key = text.trim();
     if key.is_empty() {
-        return Err(UsageError(format!("{place} is empty, and would open to everybody; leave it out for that")));
+        return Err(UsageError(format!("{place} is empty, and would admit everyone; leave it out for that")));
     }
     if key.bytes().all(|byte| byte.is_ascii_graphic()) { Ok(key.to_owned()) } else { Err(not_ascii(place)) }
 }
 
 fn not_ascii(place: &str) -> UsageError {
-    UsageError(format!("{place} is a key that no request can bring, expected visible ASCII characters without blanks"))
+    UsageError(format!(
+        "{place} is a key that no request can contain, expected visible ASCII characters without blanks"
+    ))
 }
 
 #[cfg(test)]
@@ -131,6 +133,6 @@ mod tests {
     fn a_key_that_is_no_text_is_an_error_and_not_left_out() {
         use std::os::unix::ffi::OsStringExt;
         let error = read(&[], None, Some(OsString::from_vec(vec![b'a', 0xff]))).unwrap_err();
-        assert!(error.to_string().starts_with("GPTOSS_JIT_API_KEY is a key that no request can bring"), "{error}");
+        assert!(error.to_string().starts_with("GPTOSS_JIT_API_KEY is a key that no request can contain"), "{error}");
     }
 }

@@ -47,7 +47,7 @@ pub enum BatchError {
         source: Box<request_line::LineError>,
     },
     /// Two lines of a batch file have the same `custom_id`, so their answers could not be distinguished.
-    #[error("could not run prompt {place}: its `custom_id`, `{id}`, is that of prompt {first} too")]
+    #[error("could not run prompt {place}: prompt {first} has its `custom_id`, `{id}`, too")]
     SameId { id: String, first: Place, place: Place },
     /// An answer is recorded, to something else than what stands there now.
     #[error("could not go on: the recorded answer to prompt {place} is for another prompt or other settings")]

@@ -64,7 +64,7 @@ impl FromStr for Shard {
         let numbers = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
         match numbers {
             Some((index, of)) if index < of => Ok(Self { index, of }),
-            Some((_, of)) => Err(format!("shards are counted from 0: of {of} there is no such one")),
+            Some((_, of)) => Err(format!("there is no such shard of {of}: they are counted from 0")),
             None => Err("expected I/N, such as 0/4".to_owned()),
         }
     }

@@ -96,7 +96,7 @@ pub(super) fn load(
                     None if buffers > 0 && missing > 0 => {
                         tracing::warn!(
                             "the processor computes its experts for prompts, too: the device has no room for {:.3} GB \
-                             that would bring them there",
+                             to stream them",
                             buffers as f64 / 1e9
                         );
                         streaming = Streaming::Never;

@@ -176,7 +176,7 @@ fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
             return Ok(Place::Beside(file));
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "somebody removes what is made there"))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process removes new files there"))
 }
 
 /// Removes this user's files that killed programs left in a folder before they were whole.
@@ -185,7 +185,7 @@ fn sweep(folder: &Path) {
     let is_ours = |name: &fs::DirEntry| name.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
     for path in names.take(MAX_NAMES).flatten().filter(is_ours).map(|name| name.path()) {
         if let Ok(_held) = left(&path) {
-            tracing::debug!("removing `{}`, which a process left that was killed", path.display());
+            tracing::debug!("removing `{}`, the leftover of a killed process", path.display());
             let _ = fs::remove_file(&path);
         }
     }

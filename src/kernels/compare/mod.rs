@@ -395,7 +395,7 @@ impl CompareArgs {
                 continue;
             }
             output
-                .line(&format!("decode, {}, where they choose otherwise:", counted(step.n_tokens as usize, "row")))?;
+                .line(&format!("decode, {}, where they choose differently:", counted(step.n_tokens as usize, "row")))?;
             output.table(&["nodes", "A", "us", "B", "us"], &rows, &["us"])?;
         }
         steps::table(&steps, DOUBT, output)?;

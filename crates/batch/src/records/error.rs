@@ -6,8 +6,7 @@ use std::path::PathBuf;
 use hint::Hint;
 
 /// What to do where records are of another run.
-pub(crate) const RESTART_HINT: &str =
-    "give the prompts and flags of the run that they are of, or have them forgotten with `--restart`";
+pub(crate) const RESTART_HINT: &str = "give that run's prompts and flags, or drop the answers with `--restart`";
 
 /// Why answers cannot be kept, or not be gone on from.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +19,7 @@ pub enum RecordsError {
         source: io::Error,
     },
     /// Another process uses it.
-    #[error("could not keep answers in `{}`: another process does", path.display())]
+    #[error("could not keep answers in `{}`: another process uses it", path.display())]
     Busy { path: PathBuf },
     /// Some other file has the name.
     #[error("could not go on from `{}`: it holds no records of this program", path.display())]

@@ -61,7 +61,7 @@ impl TokenMask for GrammarMask {
         let State::Running { matcher, bits } = &mut self.state else { return };
         *bits = None;
         if let Err(error) = matcher.consume_token(token) {
-            tracing::warn!("a grammar ends its generation behind token {token}: {error}");
+            tracing::warn!("a grammar ends its generation after token {token}: {error}");
             self.state = State::Failed;
         } else if matcher.is_stopped() {
             self.state = State::Done;

@@ -74,7 +74,7 @@ impl Chip for CudaChip {
         let open = || {
             let address = devices::pci_address(&self.context)?.to_string();
             PowerMeter::open(None, &address).unwrap_or_else(|error| {
-                tracing::debug!("nobody says how much power {} takes: {error}", self.facts.device);
+                tracing::debug!("the power that {} draws is unknown: {error}", self.facts.device);
                 None
             })
         };

@@ -317,7 +317,7 @@ impl Stop {
                 format!("{}, which thread {other_thread} does not reach: it {}", place(at), place(other))
             }
             Why::NoStack(error) => format!("has no stack: {error}"),
-            Why::TooLong => "passes more barriers and fences than the simulator tells apart".to_owned(),
+            Why::TooLong => "passes more barriers and fences than the simulator can count".to_owned(),
         }
     }
 }
@@ -356,21 +356,19 @@ impl Fault {
             FaultKind::Early => {
                 let thread = self.parties[1].thread();
                 format!(
-                    "reads {len_bytes} bytes {place}, which thread {thread} writes only then: no barrier is between the two"
+                    "reads {len_bytes} bytes {place}, which thread {thread} writes only later: no barrier is between the two"
                 )
             }
-            FaultKind::Assertion => "finds that its `assert` does not hold".to_owned(),
+            FaultKind::Assertion => "fails an `assert`".to_owned(),
             FaultKind::Signal(signal) => match signal {
-                libc::SIGFPE => "divides a whole number by 0, or by -1 one that has no opposite".to_owned(),
-                libc::SIGILL => {
-                    "comes to an instruction that nothing can execute, as `__builtin_trap` is one".to_owned()
-                }
-                _ => "uses an address that nothing is at".to_owned(),
+                libc::SIGFPE => "divides a whole number by 0, or the lowest one by -1".to_owned(),
+                libc::SIGILL => "reaches an instruction that cannot be executed, such as `__builtin_trap`".to_owned(),
+                _ => "uses an address without memory".to_owned(),
             },
             FaultKind::Overflow => {
-                format!("needs more than {} KiB of stack, as a recursion without end does", STACK_BYTES >> 10)
+                format!("needs more than {} KiB of stack, as an endless recursion does", STACK_BYTES >> 10)
             }
-            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
+            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which no thread wrote before"),
         }
     }
 

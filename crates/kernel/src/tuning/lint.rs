@@ -178,7 +178,7 @@ impl TuningTables {
         let (own, other) = (row.time_us?, behind.time_us?);
         let is_faster = other * (1.0 + NOISE) < own;
         let counts = is_measured(row) && is_measured(behind) && same_device && same_problem && same_rows;
-        (counts && is_faster).then(|| format!("{} behind it took {other} us, this one {own}", behind.place))
+        (counts && is_faster).then(|| format!("{} after it took {other} us, this one {own}", behind.place))
     }
 }
 

@@ -209,7 +209,7 @@ impl TuningTables {
         };
         let of_nobody = own
             .filter(|table| !known.contains(&table.name))
-            .map(|table| format!("nothing reads `{}.toml`: no chip is called so{}", table.name, meant(&table.name)));
+            .map(|table| format!("nothing reads `{}.toml`: no chip has this name{}", table.name, meant(&table.name)));
         let of_others = self.others.iter().map(|path| {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             format!("nothing reads `{}`: tables are called `<arch>.toml`{}", path.display(), meant(&name))

@@ -80,7 +80,7 @@ impl BatchEnd {
             Self::Answered => ("server_error", "this request has no answer"),
             Self::Expired => ("batch_expired", "this request could not be answered before the completion window ended"),
             Self::Cancelled => ("batch_cancelled", "the batch was cancelled before this request was answered"),
-            Self::GivenUp => ("server_error", "the server ended several times while it was at this request"),
+            Self::GivenUp => ("server_error", "the server ended several times while it ran this request"),
         }
     }
 }

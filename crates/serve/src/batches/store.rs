@@ -45,7 +45,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    #[error("could not keep files of batches in `{}`: another server does", path.display())]
+    #[error("could not keep files of batches in `{}`: another server uses it", path.display())]
     Busy { path: PathBuf },
 }
 
@@ -216,7 +216,7 @@ impl Store {
         for file in over.iter().filter(|file| self.user_of(&file.id).is_none()) {
             match self.delete_file(&file.id) {
                 Ok(()) => tracing::info!(id = file.id, "a file is over, and removed"),
-                Err(error) => tracing::warn!("could not remove a file that is over: {error}"),
+                Err(error) => tracing::warn!("could not remove an expired file: {error}"),
             }
         }
     }

@@ -89,7 +89,7 @@ impl fmt::Display for Death {
                 write!(f, "it was still running after {} s and was killed", deadline.as_secs_f64())
             }
             Self::Stopped => f.write_str("it was stopped"),
-            Self::Garbage => f.write_str("it spoiled what the process that ran it reports, which was killed"),
+            Self::Garbage => f.write_str("it damaged the report of its process, which was killed"),
         }
     }
 }

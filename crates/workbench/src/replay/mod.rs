@@ -393,7 +393,7 @@ fn against_reference(
     let flop = timing::work(library, &stored.problem, &setup).ok().and_then(|work| work.flop).unwrap_or_default();
     if n_elements > MOST_ELEMENTS || flop > MOST_FLOP {
         return unknown(format!(
-            "not held against the reference: {n_elements} numbers and {flop:.1e} operations take it long"
+            "not compared with the reference: {n_elements} numbers and {flop:.1e} operations would take long"
         ));
     }
     let tensor = |(arg, bytes): &(&CapturedArg, &Bytes)| (arg.name.clone(), Tensor::from_bytes(arg.dtype, bytes));

@@ -168,7 +168,7 @@ impl Rules<'_> {
 /// The arguments of a tool.
 fn arguments(tool: &Tool, marks: &CallMarks) -> Result<String, GrammarError> {
     if let Some(TextInput::Lark(_)) = tool.text {
-        let why = "this model calls tools with JSON, which a grammar of a text's own is not".to_owned();
+        let why = "this model calls tools with JSON, not with text that follows a grammar".to_owned();
         return Err(GrammarError::Text { name: tool.name.clone(), why });
     }
     if let (Some(text), true) = (&tool.text, marks.shape != Shape::Pairs) {

@@ -70,7 +70,7 @@ pub enum CompileError {
         hint: &'static str,
     },
     /// A library or a version changed after its identity was found out.
-    #[error("could not use what {} made: it was replaced while the program ran", .compiler)]
+    #[error("could not use the result of {}: it was replaced while the program ran", .compiler)]
     CompilerChanged {
         /// The compiler's name for people.
         compiler: &'static str,

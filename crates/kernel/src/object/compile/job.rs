@@ -182,7 +182,7 @@ impl How {
                 format!("`gptoss-jit doctor` tries the compiler on a small kernel; `{variable}` names another one")
             }
             _ => format!(
-                "nothing of this is remembered, so start again; if it stays, `gptoss-jit doctor` tries the compiler, and \
+                "this failure is not remembered, so start again; if it recurs, `gptoss-jit doctor` tries the compiler, and \
                  `{variable}` names another one"
             ),
         })

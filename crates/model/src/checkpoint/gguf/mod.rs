@@ -129,7 +129,7 @@ pub enum GgufError {
         block_len: usize,
     },
     /// Tensors overlap, leave gaps, or are not aligned.
-    #[error("`{name}` begins at byte {found} of the data, expected {expected}, behind the tensor before it")]
+    #[error("`{name}` begins at byte {found} of the data, expected {expected}, after the tensor before it")]
     Offset {
         name: String,
         /// Where the one before it ends, aligned.
@@ -138,7 +138,7 @@ pub enum GgufError {
         found: u64,
     },
     /// The data is shorter or longer than the tensors.
-    #[error("the tensors take {expected} bytes, the file has {found} behind its header")]
+    #[error("the tensors take {expected} bytes, the file has {found} after its header")]
     Data {
         /// Bytes of all tensors.
         expected: u64,
