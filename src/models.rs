@@ -175,7 +175,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
     let header = ["tensor", "count", "shape", "size", "Hugging Face", "GGUF"];
     output.table(&header, &cells, &["count", "size"])?;
-    output.line("\nThe forward pass at bf16 (`kernels show` prints each op):\n")?;
+    output.line("\nThe forward pass at bf16 (`templates/<op>/op.toml` describes each op):\n")?;
     let cells: Vec<Vec<String>> = nodes.iter().map(NodeRow::cells).collect();
     Ok(output.table(&["node", "count", "op", "weights", "contract"], &cells, &["count", "weights"])?)
 }
