@@ -23,7 +23,7 @@ use ::replica::ReplicaError;
 use engine::EngineError;
 use hint::Hint;
 
-/// Which prompt, and where it stands: ``2 (`prompts.txt`, line 3)``.
+/// A prompt's number and place: ``2 (`prompts.txt`, line 3)``.
 #[derive(Debug)]
 pub struct Place(String);
 

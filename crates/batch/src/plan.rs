@@ -101,12 +101,12 @@ struct Measured {
 }
 
 impl Batch {
-    /// Whether prompt `i` is to be run here.
+    /// Whether prompt `i` runs here.
     pub fn has(&self, i: usize) -> bool {
         self.shard.is_none_or(|shard| shard.has(i))
     }
 
-    /// Number of prompts that are to be run here.
+    /// Number of prompts that run here.
     pub fn len(&self) -> usize {
         let n = self.source.len();
         self.shard.map_or(n, |shard| shard.count(n))

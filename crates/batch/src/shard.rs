@@ -4,8 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Every `of`-th prompt, from `index` on: prompts of a file are often sorted by how long they are, and shards that
-/// take turns are alike.
+/// Every `of`-th prompt, from `index` on: prompts of a file are often sorted by length, and shards that take turns have
+/// similar work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
     /// Counted from 0.

@@ -240,7 +240,7 @@ impl Source {
         &self.findings
     }
 
-    /// Which prompt `i` is, from 1, and where it stands, for messages.
+    /// The number of prompt `i`, from 1, and its place, for messages.
     pub fn place(&self, i: usize) -> String {
         let LinePlace { part, number, .. } = self.lines[i];
         format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)

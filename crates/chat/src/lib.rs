@@ -25,7 +25,7 @@ pub fn worker() -> Option<io::Result<()>> {
     }
 }
 
-/// What stands between two messages of a kind where there is one text for both.
+/// The separator of two messages of a kind, where both become one text.
 pub const BETWEEN_MESSAGES: &str = "\n\n";
 
 /// The namespace of the functions that a developer defines.

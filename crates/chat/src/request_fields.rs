@@ -89,7 +89,7 @@ impl RequestField {
         &self.neutral
     }
 
-    /// Whether a value asks for something.
+    /// Whether a value requests something.
     pub fn asks(&self, value: &Value) -> bool {
         if !self.neutral.is_empty() {
             let is_same =

@@ -68,8 +68,8 @@ impl PrefixCache {
     }
 }
 
-/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
-/// computes with it.
+/// The precision for a checkpoint, by default that of its weights; and the checkpoint in the form that this precision
+/// needs.
 pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
     let rounded = checkpoint.rounded();
     let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };

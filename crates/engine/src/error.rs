@@ -45,7 +45,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the device had no memory for what was being done: [`super::Engine::recover`] goes on without it.
+    /// Whether the device ran out of memory: [`super::Engine::recover`] then continues.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Plan(error) => error.is_out_of_memory(),

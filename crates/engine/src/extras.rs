@@ -17,7 +17,7 @@ use hint::Hint;
 
 const _: () = assert!(N_TOP == Request::MAX_LOGPROBS);
 
-/// A request that asks for what cannot be.
+/// An impossible request.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtrasError {
     /// A number that is infinite or none.

@@ -23,7 +23,7 @@ const MAX_LEN: usize = 1000;
 /// The functions that expressions and bodies share.
 pub const FUNCTIONS: [&str; 3] = ["ceil_div", "min", "max"];
 
-/// An expression and where it stands.
+/// An expression and its place.
 #[derive(Clone)]
 pub struct Expression {
     text: String,

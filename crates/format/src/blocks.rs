@@ -85,7 +85,7 @@ pub struct TensorPart {
 }
 
 impl Dtype {
-    /// The format whose codes have this type; none where numbers stand alone.
+    /// The format whose codes have this type; none for plain numbers.
     pub fn format(self) -> Option<&'static BlockFormat> {
         BlockFormat::all().iter().find(|format| format.dtype == self)
     }
@@ -116,7 +116,7 @@ impl BlockFormat {
         &FORMATS
     }
 
-    /// Numbers in a block, the least multiple of which a row can have.
+    /// Numbers in a block; a row has a multiple of this.
     pub const fn block_len(&self) -> usize {
         self.block[0] * self.block[1]
     }

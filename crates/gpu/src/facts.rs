@@ -87,7 +87,7 @@ pub trait GpuRuntime {
     fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError>;
 }
 
-/// What a GPU's runtime tells about it.
+/// The facts that a GPU's runtime reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// `hip:0`, `cuda:1`.

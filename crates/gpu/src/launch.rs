@@ -39,7 +39,7 @@ pub struct ArgumentSpec {
 }
 
 impl ArgumentSpec {
-    /// An argument of which no more is known.
+    /// An argument without further facts.
     pub fn new(name: impl Into<String>, kind: ArgumentKind) -> Self {
         Self { name: name.into(), kind, element_bytes: 0, is_undefined: false }
     }

@@ -131,7 +131,7 @@ pub fn are_same(one: &[Choice], other: &[Choice]) -> bool {
 }
 
 impl Problem {
-    /// What the tuning tables are asked about it.
+    /// The query of the tuning tables for it.
     pub fn query(&self) -> Query {
         let dims = self.dims.iter().map(|(name, &value)| (name.clone(), Fact::Number(value.into())));
         let flags = self.flags.iter().map(|(name, &value)| (name.clone(), Fact::Flag(value)));
@@ -177,7 +177,7 @@ impl Chooser {
         Ok(chooser)
     }
 
-    /// The same for who looks for what is wrong: does without tables that could not be read, and warns of nothing.
+    /// The same for commands that look for mistakes: skips tables that could not be read, and prints no warnings.
     pub fn unchecked(library: Library, tables: TuningTables, target: Target) -> Self {
         Self { library, tables, target }
     }

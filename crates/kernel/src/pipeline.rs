@@ -148,7 +148,7 @@ impl Pipeline {
         Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver, most_bytes: usize::MAX })
     }
 
-    /// The same, which takes the device's memory for no larger than so many bytes.
+    /// The same, with the device's memory limited to `most_bytes`.
     #[must_use]
     pub fn with_memory(self, most_bytes: usize) -> Self {
         Self { most_bytes, ..self }
@@ -254,7 +254,7 @@ impl Pipeline {
         }
     }
 
-    /// What the compiler is asked for a rendered kernel.
+    /// The compiler's request for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
         Request::new(rendered, self.target())
     }

@@ -40,7 +40,7 @@ pub fn begin<T: DeserializeOwned>(on: impl Fn(T) + Send + 'static) -> io::Result
     Ok(())
 }
 
-/// Tells the parent something.
+/// Sends a message to the parent.
 pub fn tell<T: Serialize>(what: T) {
     say(&Line::Told(what));
 }

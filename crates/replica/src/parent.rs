@@ -171,7 +171,7 @@ impl Replica {
         Some(ReplicaError::Silent { device, pid, seconds: self.heard.elapsed().as_secs(), state })
     }
 
-    /// It said that it cannot go on.
+    /// The replica reported that it cannot continue.
     pub fn failed(&self, message: String, hint: Option<String>) -> ReplicaError {
         ReplicaError::Failed { device: self.device.clone(), message, hint }
     }

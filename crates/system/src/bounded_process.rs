@@ -32,8 +32,8 @@ pub fn work_is_done_by(program: PathBuf) {
     STAND_IN.get_or_init(|| program);
 }
 
-/// This program as it runs, though its file was replaced since: another one may not know what it is asked. By number:
-/// started by something that loads it, `self` would be that.
+/// This program as it runs, even if its file was replaced: another program may not know the job. The path has the
+/// process's number: for a process started by something that loads it, `self` would be that process.
 pub fn this_program() -> PathBuf {
     if let Some(program) = STAND_IN.get() {
         return program.clone();

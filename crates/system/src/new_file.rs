@@ -22,8 +22,8 @@ const MAX_TRIES: usize = 8;
 /// Folders with more names than this are not searched.
 const MAX_NAMES: usize = 10_000;
 
-/// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
-/// it lies beside its place until it is whole, and locked; what a killed program left there, the next one removes.
+/// A file without a name, if the file system has such files: even a killed program leaves nothing. Otherwise it is
+/// beside its place, locked, until it is whole; the next program removes what a killed one left.
 pub struct NewFile {
     path: PathBuf,
     place: Place,
@@ -103,7 +103,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// The name under which it lies beside its place, if it has one before it is whole.
+    /// The temporary name beside its place, if it has one until it is whole.
     pub fn name_until_then(&self) -> Option<&Path> {
         match &self.place {
             #[cfg(target_os = "linux")]

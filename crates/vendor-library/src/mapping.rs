@@ -25,7 +25,7 @@ pub struct Location {
     pub id: c_int,
 }
 
-/// Who may do what with mapped memory: `CUmemAccessDesc`, `hipMemAccessDesc`.
+/// Access rights to mapped memory: `CUmemAccessDesc`, `hipMemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Access {

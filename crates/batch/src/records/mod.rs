@@ -112,7 +112,7 @@ enum Kept {
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 impl<T: Serialize + DeserializeOwned> Records<T> {
-    /// Records in memory, of so many prompts.
+    /// Records in memory, for `n` prompts.
     pub fn in_memory(header: Header, n: usize) -> Self {
         Self::empty(Kept::Memory(Vec::new()), header, n)
     }
@@ -230,7 +230,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         }
     }
 
-    /// The digest of the prompt whose answer is there.
+    /// The digest of prompt `i`, if it has an answer.
     pub fn digest(&self, i: usize) -> Option<u64> {
         self.spans[i].map(|span| span.digest)
     }

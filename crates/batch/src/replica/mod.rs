@@ -73,7 +73,7 @@ pub struct Did {
 }
 
 impl Did {
-    /// By this engine, which took so many joules.
+    /// The result of this engine, which used this energy.
     pub fn by(engine: &Engine, joules: Option<f64>) -> Self {
         let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
         Self { steps: engine.host_times().steps, drafted_tokens, accepted_tokens, joules }

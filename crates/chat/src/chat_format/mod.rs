@@ -221,7 +221,7 @@ impl Word {
     }
 }
 
-/// Who writes the prompts of a format that has a way of its own.
+/// Writers of prompts, for formats with their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prompts {
     /// The format, with the system message that models of it expect.

@@ -138,8 +138,8 @@ impl Message {
         }
     }
 
-    /// What a message of the assistant is to those who asked. A recipient makes a call of it on any channel, whether or
-    /// not there is such a tool; what has no channel, or one that the format lacks, is an answer.
+    /// The meaning of an assistant's message for the client. A message with a recipient is a call, on any channel,
+    /// whether or not the tool exists; one without a channel, or on an unknown channel, is an answer.
     pub fn part(&self) -> MessageKind<'_> {
         match (&self.recipient, &self.channel) {
             (Some(recipient), _) => {
@@ -322,7 +322,7 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), None, false)
     }
 
-    /// The same, after a prompt that goes on with [`Self::begin_final`].
+    /// The same, after a prompt that continues with [`Self::begin_final`].
     pub fn parser_in_final(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), false)
     }
@@ -332,8 +332,8 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), true)
     }
 
-    /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping.
-    /// Messages of others have their roles, and calls without arguments stay as they are.
+    /// [`Self::parser`], without an end: for whole conversations, and for models that are kept from stopping. Messages
+    /// of others keep their roles, and calls without arguments stay as they are.
     pub fn transcript_parser(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), None, true)
     }

@@ -128,7 +128,7 @@ impl Device {
         Some(Self::Gpu { runtime, ordinal: number.parse().ok()?, arch: arch.map(str::to_owned) })
     }
 
-    /// The device that is so many numbers after it; another of its kind where devices have no numbers.
+    /// The device `n` numbers after it; another one of its kind if devices have no numbers.
     pub fn next(&self, n: usize) -> Self {
         match self {
             Self::Gpu { runtime, ordinal, arch } => {

@@ -43,7 +43,7 @@ impl KvDtypes {
         if window.is_some() { self.window } else { self.all }
     }
 
-    /// Bytes of keys and values, scales included, of so many positions in a layer with this window.
+    /// Bytes of `n_positions` keys and values, scales included, in a layer with this window.
     pub fn len_bytes(self, window: Option<usize>, n_positions: usize, config: &ModelConfig) -> usize {
         let tensors = cache_tensors(self.of_window(window), n_positions, kv_heads(config));
         tensors.iter().map(|&(_, dtype, n)| dtype.len_bytes(n)).sum()
@@ -305,8 +305,8 @@ impl KvLayout {
     }
 }
 
-/// Blocks of a ring that holds `window` positions before, and including, the first of `max_rows` new ones: so many
-/// positions, wherever they begin in a block.
+/// Blocks of a ring that holds `window` positions up to and including the first of `max_rows` new ones, wherever they
+/// begin in a block.
 pub fn ring_blocks(window: usize, max_rows: usize) -> usize {
     (window + max_rows - 2) / BLOCK_TOKENS + 2
 }

@@ -73,7 +73,7 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// Whether a step has none of them unless a request asks for it: such nodes are launched by themselves.
+    /// Whether a step has such rows only if a request asks for them: their nodes are launched separately.
     pub fn are_asked_for(self) -> bool {
         matches!(self, Self::Changed | Self::Logprobs)
     }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{Graph, Node, Storage};
 use model::family::Family;
 
-/// Who computes a node.
+/// Where a node is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     #[default]
@@ -65,8 +65,8 @@ impl Graph {
         looked_up
     }
 
-    /// Has the processor compute the experts of the last `n_layers` that have any: the nodes that use their weights,
-    /// and what lies between these in the layer, if it needs nothing else that the device keeps.
+    /// Gives the experts of the last `n_layers` with experts to the processor: the nodes that use their weights, and
+    /// the nodes between these in the layer, if they need nothing else from the device.
     pub fn place_experts(&mut self, family: &Family, n_layers: usize) {
         let layers = self.expert_layers(family);
         for nodes in layers.values().rev().take(n_layers) {

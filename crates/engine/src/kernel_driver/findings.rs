@@ -88,8 +88,8 @@ impl KernelDriver {
         (self.has_dxg && self.kfd.is_missing()).then(|| DriverFinding::new(what, hint))
     }
 
-    /// What keeps AMD's GPUs from being used, the most important first. Nothing where there is none that kernels could
-    /// be compiled for, and nothing that an error of the runtime says itself.
+    /// Why AMD's GPUs cannot be used, the most important reason first. Empty if there is no GPU that kernels could be
+    /// compiled for; reasons that the runtime's own error states are left out.
     pub fn obstacles(&self, hip: &Result<Box<dyn GpuRuntime>, GpuError>) -> Vec<DriverFinding> {
         let is_known = |gpu: &Gpu| Target::gpu_or_similar(&gpu.arch).is_ok();
         if !self.gpus.is_empty() && !self.gpus.iter().any(is_known) {

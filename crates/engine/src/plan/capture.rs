@@ -12,7 +12,7 @@ use kernel::template::contract::Access;
 use kernel::template::launch::ArgSpec;
 use kernel::template::{Params, Problem};
 
-/// Which launch is wanted, and who takes it.
+/// The launch to capture, and the receiver of the capture.
 pub struct Capture {
     node: String,
     /// Launches of the node that are still to come before it.

@@ -29,9 +29,9 @@ impl DraftOptions {
     /// So cautious that few drafts are wrong: a wrong one costs time on every device.
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
 
-    /// [`Self::USUAL`] where drafts gain and cost nothing: on cores, and on a GPU in bf16. One H100, gpt-oss-20b: a
-    /// text that repeats went from 574 to 1,445 tok/s, four at a time from 1,153 to 1,456, others stayed. In f32, whose
-    /// rows share no matrix unit, four texts went from 1,610 to 848 tok/s (four layers).
+    /// [`Self::USUAL`] where drafts gain time and change nothing: on cores, and on a GPU in bf16. One H100,
+    /// gpt-oss-20b: a text that repeats went from 574 to 1,445 tok/s, four at a time from 1,153 to 1,456, others
+    /// stayed. In f32, whose rows share no matrix unit, four texts went from 1,610 to 848 tok/s (four layers).
     pub fn usual_on(target: &Target, precision: Precision) -> Option<Self> {
         (!target.is_gpu() || precision == Precision::Bf16).then_some(Self::USUAL)
     }

@@ -17,7 +17,7 @@ pub struct Row {
     pub(crate) token: RowToken,
 }
 
-/// The token of a row, as far as it is known when the step is made.
+/// The token of a row, or where it comes from if it is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowToken {
     Id(u32),

@@ -89,8 +89,7 @@ impl SimDriver {
         Ok(Self { arch: arch.to_owned(), wave_size, max_lds_bytes, schedule, pool, stream: Mutex::new(()) })
     }
 
-    /// The same, whose kernels may declare no more LDS than the first, and whose launches ask for no more than the
-    /// second.
+    /// The same with limits: LDS that kernels may declare, and LDS that launches may request.
     #[must_use]
     pub fn with_lds(self, max_lds_bytes: [u32; 2]) -> Self {
         Self { max_lds_bytes, ..self }

@@ -121,7 +121,7 @@ pub fn never_compile() {
     NEVER_COMPILES.store(true, Ordering::Relaxed);
 }
 
-/// Whether nothing is to be compiled in this process, by [`never_compile`] or by the environment.
+/// Whether this process may not compile, by [`never_compile`] or by the environment.
 pub fn never_compiles() -> bool {
     NEVER_COMPILES.load(Ordering::Relaxed) || env::var_os(NO_COMPILE_VARIABLE).is_some_and(|text| text == "1")
 }
@@ -248,12 +248,12 @@ impl Store {
         Self { bundles, ..self }
     }
 
-    /// For those who judge what the compilers of this machine make.
+    /// The same without bundles, for tests of this machine's compilers.
     pub fn without_bundles(self) -> Self {
         self.with_bundles(Arc::default())
     }
 
-    /// Compiles at most so many kernels at a time.
+    /// Compiles at most `jobs` kernels at a time.
     pub fn with_jobs(self, jobs: NonZeroUsize) -> Self {
         Self { jobs, turns: Turns::new(jobs), ..self }
     }

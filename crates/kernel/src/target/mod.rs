@@ -91,7 +91,7 @@ const HOST_MATRIX_UNIT: &str = "amx_bf16";
 /// The tuning table of all AMD GPUs that have a matrix unit.
 const MATRIX_TABLE: &str = "matrix";
 
-/// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
+/// The facts about a GPU in `[target]` of `tuning/<arch>.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetFacts {
@@ -280,7 +280,7 @@ impl Target {
         }
     }
 
-    /// Whether it is a GPU, and not what stands in for one.
+    /// Whether it is a real GPU, not a simulated one.
     pub fn is_real_gpu(&self) -> bool {
         self.is_gpu() && !self.is_simulated
     }

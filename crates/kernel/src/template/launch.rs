@@ -195,7 +195,7 @@ impl LaunchSpec {
         self.block_size
     }
 
-    /// NVIDIA: bytes of LDS that a launch asks for, beside what the kernel declares.
+    /// NVIDIA: bytes of LDS that a launch requests, in addition to what the kernel declares.
     pub const fn lds_bytes(&self) -> u32 {
         self.lds_bytes
     }

@@ -42,7 +42,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What a node of the graph asks for: everything about it that a rendered kernel may depend on.
+/// A node's problem: everything about it that a rendered kernel may depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     /// One op, or the run of ops that a fused template covers.

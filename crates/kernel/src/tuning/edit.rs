@@ -39,7 +39,7 @@ pub struct NewRow {
     pub proof: Proof,
 }
 
-/// What stands behind a row's time; digests are SHA-256 in hex.
+/// The evidence for a row's time; digests are SHA-256 in hex.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proof {
     /// How far apart the middle half of the times lay, as a fraction of their median.

@@ -332,8 +332,8 @@ impl TuningTables {
         Ok(target)
     }
 
-    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step
-    /// and at any dims: those of the query need only have the types that a row asks for.
+    /// The parameters that rows give a template (`linear/dot`) on a target, at any number of tokens, in any step and
+    /// with any dims: only the types must match the query.
     pub fn params_of<'a>(
         &'a self,
         template: &str,

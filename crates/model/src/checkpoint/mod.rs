@@ -182,7 +182,7 @@ impl Checkpoint {
         self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
     }
 
-    /// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
+    /// The matrix that makes logits from the last norm: the embedding, if the two are tied.
     pub fn unembedding(&self) -> &'static str {
         if self.tensors.contains_key(tensors::UNEMBEDDING) { tensors::UNEMBEDDING } else { tensors::EMBEDDING }
     }
@@ -230,8 +230,8 @@ impl Checkpoint {
         Self { tensors, ..self.clone() }
     }
 
-    /// The same model with those of its matrices quantised that are numbers now and that its family does not want
-    /// exact; experts' are left as they are. They are made where they are used, from what the file has.
+    /// The same model with its plain matrices quantised, except experts' and those that the family marks as exact. They
+    /// are converted at use, from the file's data.
     pub fn quantized(&self, to: Quantization) -> Self {
         let is_exact = |tensor: &Tensor| match self.config.family.tensor(&tensor.name) {
             Some((of_family, _)) => of_family.is_expert || of_family.is_exact || !tensor.name.ends_with("weight"),
@@ -278,7 +278,7 @@ impl Tensor {
         self.dtype.len_bytes(self.len())
     }
 
-    /// The elements, if they lie in a file or in memory as they are used.
+    /// The elements, if they are in a file or in memory in the form that is used.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.elements {
             Elements::Bytes(bytes) => Some(bytes),

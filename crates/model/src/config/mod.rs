@@ -379,7 +379,7 @@ fn square_root(root: &Expression, over: Option<&Expression>, dims: &Arc<Scope>) 
     if root.is_finite() { root as f32 } else { 0.0 }
 }
 
-/// A published model, of which there need not be a checkpoint.
+/// A published model; a checkpoint of it need not exist.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedShape {
     family: &'static Family,
@@ -438,7 +438,7 @@ impl NamedShape {
         ModelConfig { num_hidden_layers: layers.unwrap_or(config.num_hidden_layers), ..config }
     }
 
-    /// The same model with some of its dimensions and numbers, by name, in place of its own.
+    /// The same model with these values for some of its dimensions and numbers.
     pub fn config_with(self, values: &[(&str, f64)]) -> ModelConfig {
         let own = self.shape.values.iter().map(|(name, &value)| (name.as_str(), value));
         let mut all: Vec<(&str, f64)> = own.filter(|(name, _)| values.iter().all(|(given, _)| given != name)).collect();

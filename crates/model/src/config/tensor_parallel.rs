@@ -77,7 +77,7 @@ impl TpRank {
         ((each * self.rank).min(n)..(each * (self.rank + 1)).min(n), each)
     }
 
-    /// The ids whose logits it computes, of a vocabulary of so many: a part of them if they can be shared out evenly.
+    /// The ids whose logits it computes, of a vocabulary of this size: a part of them if the vocabulary divides evenly.
     pub fn ids(self, vocab_size: usize) -> Range<usize> {
         if vocab_size.is_multiple_of(self.size) { self.own(vocab_size) } else { 0..vocab_size }
     }

@@ -218,8 +218,8 @@ impl Family {
         self.dims.iter().find(|dim| dim.name == name)
     }
 
-    /// The tensors that a statement's name stands for: the one of this name, or those whose names go on after it
-    /// (`attn.qkv` for `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
+    /// The tensors for a statement's name: the one of this name, or those whose names continue it (`attn.qkv` for
+    /// `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
     pub fn tensors_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a FamilyTensor> {
         self.tensors.iter().filter(move |tensor| tensor.is_of(name))
     }
@@ -229,7 +229,8 @@ impl Family {
         self.tensors_of(name).any(|tensor| matches!(tensor.cut, Sharding::QueryHeadColumns | Sharding::FeatureColumns))
     }
 
-    /// The tensor of a canonical name, or the one of whose blocks it is a parameter (a scale), and whether it is that.
+    /// The tensor of a canonical name, or the tensor whose blocks have it as a parameter (a scale), and whether it is
+    /// that.
     pub fn tensor(&self, name: &str) -> Option<(&FamilyTensor, bool)> {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
         let of = |is_it: &dyn Fn(&FamilyTensor, &str) -> bool| {

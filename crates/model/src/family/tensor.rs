@@ -37,7 +37,7 @@ pub struct FamilyTensor {
     pub(crate) draw: Draw,
 }
 
-/// Where tensors have names of their own.
+/// The schemes of tensor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamingScheme {
     /// OpenAI's original checkpoints, whose names are ours.

@@ -274,7 +274,7 @@ impl Tokenizer {
         Self { way: split.into(), ..self.clone() }
     }
 
-    /// The same, for texts that go on after others: no blank is put before them.
+    /// The same, for texts that continue others: no blank is put before them.
     pub fn within_text(&self) -> Self {
         let way = match self.way {
             Way::Pieces(pieces) => Way::Pieces(Pieces { prefix: Prefix::Never, strips: false, ..pieces }),
@@ -442,7 +442,7 @@ impl Tokenizer {
         self.vocabulary.special(name.as_bytes()).or_else(|| self.vocabulary.id(name.as_bytes()))
     }
 
-    /// Whether an id is that of a special token, whose bytes are a name and no text.
+    /// Whether an id is a special token's, whose bytes are a name and no text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)
     }

@@ -26,7 +26,7 @@ use engine::scheduler::{Event, Figures as EngineFigures, FinishReason, Request, 
 use engine::{Engine, EngineError};
 use hint::{Hint, chain};
 
-/// A model on a thread of its own.
+/// A model with its own thread.
 pub struct EngineThread {
     commands: Arc<Sender<Command>>,
     shared: Arc<Shared>,

@@ -111,7 +111,7 @@ impl Mailbox {
         Self { state: Mutex::new(state), notify: Notify::new(), intake, n_prompt }
     }
 
-    /// The request has a slot. Told again, for one that had to give its slot back, it changes nothing.
+    /// The request has a slot. Repeated for a request that had to give its slot back; then it changes nothing.
     pub fn admitted(&self, now: Instant, cached_tokens: usize) {
         let mut state = self.state();
         if state.phase == Phase::Waiting {

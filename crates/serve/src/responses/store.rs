@@ -36,7 +36,7 @@ pub(crate) struct Stored {
     pub(crate) turn: Arc<AssistantTurn>,
 }
 
-/// The responses of the last day, as far as there is room. Those of batches have some of their own.
+/// The responses of the last day, as far as there is room. Responses of batches have their own room.
 #[derive(Debug)]
 pub struct Store {
     responses: Mutex<LruMaps<(Scope, String), Arc<Stored>>>,

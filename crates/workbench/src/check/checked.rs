@@ -78,7 +78,7 @@ pub struct Cost {
     pub ms: f64,
 }
 
-/// Hears of a check while it goes on; `()` lets it run.
+/// Observes a running check; `()` observes nothing.
 pub trait Watch {
     /// A kernel is about to run. `so_far` is the template's result so far; an implementation that takes it leaves
     /// nothing there.

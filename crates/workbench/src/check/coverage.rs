@@ -98,7 +98,7 @@ pub(super) fn add_all(more: Lines, to: &mut Lines) {
     }
 }
 
-/// The lines of which something never ran.
+/// The lines with parts that never ran.
 pub fn idle(lines: &Lines) -> Vec<usize> {
     lines.iter().filter(|(_, parts)| parts.values().any(|ran| !ran)).map(|(line, _)| *line).collect()
 }

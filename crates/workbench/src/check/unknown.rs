@@ -12,7 +12,7 @@ use kernel::template::Template;
 use kernel::template::origins::Origins;
 use kernel::template::render::{Rendered, render};
 
-/// Why kernels were not run that are not known to be wrong.
+/// Why kernels did not run although they may be right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unknown {
     /// The word, its place, and what it may be meant for.

@@ -73,7 +73,7 @@ impl Unseen {
         }
     }
 
-    /// That they were not run, in words; none where there are none.
+    /// The message about them; none if there are none.
     pub fn told(&self) -> Option<String> {
         (!self.is_empty())
             .then(|| format!("the simulator does not compile {}, which a GPU's compiler sees", self.lines()))

@@ -31,7 +31,7 @@ const DEPTH: f32 = 16.0;
 /// Logarithms of probabilities up to this are left out of divergences.
 const FLOOR: f64 = -16.0;
 
-/// A file, whose rows are read where they are used.
+/// A base file, whose rows are read on demand.
 #[derive(Clone, Debug)]
 pub struct BaseFile {
     bytes: Bytes,

@@ -25,7 +25,7 @@ pub const COUNTED_OVER_MCA: [f64; 2] = [0.8, 1.5];
 /// Cycles until a load is there where nothing else is known: what LLVM's models of RDNA say.
 const LOAD_CYCLES: f64 = 320.0;
 
-/// Who says what instructions take.
+/// The source of the time of instructions.
 #[derive(Clone, Debug)]
 pub enum IssueModel {
     /// LLVM's model of the chip.
@@ -59,7 +59,7 @@ impl IssueModel {
         }
     }
 
-    /// The model in a word, for who keeps predictions.
+    /// The model's name, for stored predictions.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Mca(_) => "llvm-mca",
@@ -67,7 +67,7 @@ impl IssueModel {
         }
     }
 
-    /// What is to be told once where there is no `llvm-mca`, with how far counting is off.
+    /// The note about counting, if there is no `llvm-mca`, with its error.
     pub fn notice(&self) -> Option<String> {
         let Self::Counted { why } = self else { return None };
         let [least, most] = COUNTED_OVER_MCA;
@@ -119,7 +119,7 @@ impl LoopSpeed {
         self.matrix_cycles / self.alone_cycles
     }
 
-    /// Bytes of memory in a cycle that a compute unit asks for when nothing waits: every SIMD in this loop.
+    /// Bytes of memory per cycle that a compute unit needs if nothing waits: every SIMD in this loop.
     pub fn bytes_per_cycle(&self, unit: &ComputeUnit) -> f64 {
         self.memory_bytes as f64 * f64::from(unit.simds) / self.busy_cycles
     }

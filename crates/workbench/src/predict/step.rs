@@ -114,7 +114,7 @@ impl StepTime {
         self.launches.iter().map(|(launch, _)| launch.n_launches).sum()
     }
 
-    /// Launches of which there is no prediction: they count as nothing.
+    /// Launches without a prediction: they count as nothing.
     pub fn n_unknown(&self) -> usize {
         let unknown = self.launches.iter().filter(|(_, time)| time.prediction.is_err());
         unknown.map(|(launch, _)| launch.n_launches).sum()
@@ -125,7 +125,7 @@ impl StepTime {
         self.launches.iter().map(|(launch, time)| launch.n_launches as f64 * time.kernel_s().unwrap_or(0.0)).sum()
     }
 
-    /// Seconds of the step where each launch takes so many seconds by itself.
+    /// Seconds of the step, if each launch costs this many seconds in addition.
     pub fn seconds(&self, launch_s: f64) -> f64 {
         self.kernels_s() + self.n_launches() as f64 * launch_s
     }

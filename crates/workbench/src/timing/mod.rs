@@ -61,7 +61,7 @@ pub struct Bench<'a> {
     best_us: Cell<f64>,
 }
 
-/// What is to be timed.
+/// The problem and rows to time.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Every scalar argument, `n_tokens` above all.

@@ -21,7 +21,7 @@ const MAX_DEATHS: usize = 3;
 /// So many processes in a row may end before they run a kernel.
 const MAX_FALSE_STARTS: usize = 3;
 
-/// A device, in a process of its own.
+/// A device, used by a separate process.
 pub struct Device<'a> {
     pub(crate) program: PathBuf,
     /// Its arguments: its side is [`super::worker::run`], for the same job.
@@ -51,7 +51,7 @@ enum Came {
 }
 
 impl<'a> Device<'a> {
-    /// A device whose process is started when there is something to measure.
+    /// A device whose process starts when there is something to measure.
     pub fn new(
         program: PathBuf,
         words: Vec<OsString>,
@@ -69,7 +69,7 @@ impl<'a> Device<'a> {
         Self { until, ..self }
     }
 
-    /// Lets the process end: the device is to be free for others.
+    /// Ends the process, so that the device is free for others.
     pub fn rest(&mut self) {
         self.process = None;
     }

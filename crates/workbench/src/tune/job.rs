@@ -96,8 +96,8 @@ impl Counts {
 }
 
 impl TuningJob {
-    /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
-    /// request asks for it is left out.
+    /// The problems of a forward pass, and of the runs of its nodes that one kernel may do, without nodes that a step
+    /// has only if a request asks for them.
     pub fn from_graph(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
         let mut job = Self { problems: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();

@@ -161,7 +161,7 @@ impl Time {
         self.quantile(0.5)
     }
 
-    /// How far apart the middle half of its times lies, as a fraction of the median.
+    /// The interquartile range of its times, as a fraction of the median.
     pub fn spread(&self) -> f64 {
         (self.quantile(0.75) - self.quantile(0.25)) / self.median_us()
     }

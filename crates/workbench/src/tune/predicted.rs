@@ -65,7 +65,7 @@ impl<'a> Predicted<'a> {
         Self { until, ..self }
     }
 
-    /// What is to be told once of how it predicts.
+    /// A note about its predictions, to print once.
     pub fn notice(&self) -> Option<String> {
         self.predictor.model().and_then(IssueModel::notice)
     }

@@ -57,7 +57,7 @@ pub struct Tuned {
     pub entries: Vec<CandidateResult>,
 }
 
-/// Why the job cannot go on.
+/// Errors that end a job.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
     /// The op has no contract, or no template fits.

@@ -186,7 +186,7 @@ pub(super) fn walks(
     wanted.filter_map(of).collect()
 }
 
-/// What is asked of the compiler first when a piece is tuned.
+/// The first compiles of a piece.
 pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &TuneEffort, piece: &Piece) -> Vec<Request> {
     let problem = &job.problems[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);

@@ -103,7 +103,7 @@ impl When {
     }
 }
 
-/// Why a file of a user's is none.
+/// Errors of a user's file.
 #[derive(Debug, thiserror::Error)]
 pub enum MarkupError {
     #[error("could not read `{}`", path.display())]

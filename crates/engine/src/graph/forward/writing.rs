@@ -103,7 +103,7 @@ impl Writing<'_> {
         Ok(args)
     }
 
-    /// The tensors that a name of weights stands for; `of` is the argument's name where the statement says it.
+    /// The tensors for a name of weights; `of` is the argument's name, if the statement gives it.
     pub fn weights(
         &self,
         pass: &mut Forward<'_>,

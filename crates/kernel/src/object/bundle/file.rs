@@ -140,8 +140,8 @@ impl Bundle {
         Ok(manifest)
     }
 
-    /// Unpacks all of it, a part at a time, and checks every object, source and key against the manifest, and the index
-    /// against both: all that is wrong.
+    /// Unpacks everything, a part at a time, and checks every object, source and key against the manifest, and the
+    /// index against both. Returns all problems.
     pub fn verify(&self) -> Vec<BundleFinding> {
         let mut findings = Vec::new();
         let mut find = |place: String, problem: String| findings.push(BundleFinding { place, problem });

@@ -31,7 +31,7 @@ pub struct Manifest {
     pub kernels: Vec<BundledKernel>,
 }
 
-/// A chip that it has kernels for, and who compiled them.
+/// A target of the bundle, and its compiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundleTarget {

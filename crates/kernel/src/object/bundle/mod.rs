@@ -26,7 +26,7 @@ pub use error::BundleError;
 pub use file::{Bundle, BundleFinding};
 pub use place::VARIABLE;
 
-/// The bundles of a machine, in the order in which they are asked.
+/// The bundles of a machine, in the order in which they are searched.
 #[derive(Debug, Default)]
 pub struct Bundles {
     bundles: Vec<Bundle>,
@@ -85,7 +85,7 @@ impl Bundles {
         self.bundles.iter().any(|bundle| self.keys(request).any(|key| bundle.has(&key)))
     }
 
-    /// A kernel, checked. A bundle whose bytes are not what it says is a warning, and the next one is asked.
+    /// A kernel, checked. A bundle with wrong bytes gives a warning, and the next one is tried.
     pub fn get(&self, request: &Request) -> Option<Bundled<'_>> {
         for key in self.keys(request) {
             for bundle in &self.bundles {
@@ -143,8 +143,8 @@ fn plain_key(request: &Request) -> Option<Digest> {
     Some(key(&Request { target: chip.into(), options: request.options.iter().map(plain).collect(), ..request.clone() }))
 }
 
-/// This machine's cores as kernels are to be made for them: as the bundles that are here have them, if that is all that
-/// templates ask for, or there is nothing to compile with; else as they are.
+/// The target for this machine's cores: the one in the bundles that are here, if templates need no further feature or
+/// there is no compiler; else the machine itself.
 pub fn host_target() -> Target {
     static CHOSEN: OnceLock<Target> = OnceLock::new();
     let choose = || {

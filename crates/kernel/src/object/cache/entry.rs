@@ -101,8 +101,8 @@ pub struct ObjectRecord {
     pub(crate) sha256: Digest,
 }
 
-/// A [`KernelKey`] without the source, which lies beside it. The backend is text, since another version of the
-/// program may know other ones.
+/// A [`KernelKey`] without the source, which is in a file beside it. The backend is text, because another version of
+/// the program may know others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {

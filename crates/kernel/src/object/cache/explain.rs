@@ -37,8 +37,8 @@ pub enum Explanation {
     Empty,
 }
 
-/// The entry whose key is most like the one in question: the same kernel name if there is one, then the fewest
-/// differing fields, then the fewest differing lines of source, then the newest.
+/// The entry with the most similar key: the same kernel name if possible, then the fewest differing fields, then the
+/// fewest differing lines of source, then the newest.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub digest: Digest,

@@ -171,8 +171,8 @@ impl Cache {
         }
     }
 
-    /// Waits for the right to compile this key, so that of several processes one does. Look the key up again
-    /// after it: the wait may have been for the one that made it. Hold one at a time. The wait is bounded
+    /// Waits for the right to compile this key, so that one of several processes does. Look the key up again
+    /// afterwards: the other process may have made it. Hold one at a time. The wait is bounded
     /// ([`CacheLimits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
     pub fn lock(&self, digest: &Digest) -> CompileLock {
         match &self.folder {

@@ -22,7 +22,7 @@ use system::trust;
 /// A record takes a few kilobytes.
 const MAX_RECORD_BYTES: u64 = 1 << 20;
 
-/// A compiler, told apart from all others.
+/// The identity of a compiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// What goes into a kernel's key: 64 hex digits.

@@ -52,8 +52,7 @@ pub(crate) struct Reads {
     pub(crate) with_lines: bool,
 }
 
-/// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not
-/// be asked again.
+/// A compiler's description of itself, and its files at that time: while they do not change, it need not run again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
     /// As [`CompileOutput::facts`].
@@ -156,7 +155,7 @@ impl fmt::Display for How {
     }
 }
 
-/// What a signal says of who it ended, for messages; empty where that is not known.
+/// The meaning of a signal for the ended process, for messages; empty if unknown.
 pub fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (illegal instruction)",

@@ -103,7 +103,7 @@ pub(super) fn additions(backend: &str) -> String {
 }
 
 impl Request {
-    /// What is asked for a rendered kernel.
+    /// The request for a rendered kernel.
     pub fn new(kernel: &Rendered, target: &Target) -> Self {
         Self {
             label: kernel.label.clone(),
@@ -171,8 +171,8 @@ impl Default for CompilerOptions {
 /// A compiler's name, and the target that it is asked for.
 type Way = (String, String);
 
-/// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
-/// of its own, so as many run at once as threads ask.
+/// The compilers of this machine, each in worker processes. Shared between threads; every compile is a separate
+/// process, so as many run at once as threads request.
 pub struct Compilers {
     options: CompilerOptions,
     known: Mutex<BTreeMap<Way, Result<KnownCompilers, CompileError>>>,

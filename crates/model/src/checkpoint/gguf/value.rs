@@ -21,7 +21,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// An array whose elements are read when they are asked for; all of them were checked to be there.
+/// An array whose elements are read on demand; all of them were checked to be there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     kind: u32,
