@@ -50,7 +50,7 @@ pub(super) fn all(device: &Device, checks: &[Check]) -> anyhow::Result<Vec<Verdi
     std::iter::once(Ok(taken)).chain(of_others).collect()
 }
 
-/// The devices that need what a check is about, as their names begin; none where it is not about devices.
+/// The devices that need what a check is about, as their names begin; none if it is not about devices.
 pub(super) fn devices_of(check: &str) -> Option<&'static str> {
     match check {
         "C compiler" | "self-check" => Some("cpu"),

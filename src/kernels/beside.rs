@@ -59,7 +59,7 @@ pub(super) struct Beside {
     pub(crate) setup: Setup,
     /// The template, with the parameters that it would have.
     pub(crate) candidate: Candidate,
-    /// What would run without it. None where nothing would.
+    /// What would run without it. None if nothing would.
     pub(crate) incumbent: Option<Candidate>,
 }
 

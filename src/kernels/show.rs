@@ -312,7 +312,7 @@ fn assignment(text: &str) -> Result<(String, String), String> {
 }
 
 impl RenderedFor {
-    /// Renders it with the parameters that the tables choose for so many rows.
+    /// Renders it with the parameters that the tables choose for this many rows.
     fn take_params_of_tables(&mut self, args: &KernelArgs, tokens: u32) -> anyhow::Result<()> {
         let source = &args.target.source;
         let chooser = Chooser::new(source.library()?, source.tables()?, self.target.clone())?;

@@ -57,7 +57,7 @@ pub struct Batch {
 /// A line, ready to run.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// None where there is nothing to generate: the answer is empty.
+    /// None if there is nothing to generate: the answer is empty.
     pub(crate) request: Option<Request>,
     /// Tokens of the prompt.
     pub(crate) n_prompt: usize,

@@ -268,7 +268,7 @@ impl BatchRun<'_> {
         BatchError::Engine { n_done: self.records.n_done(), n: self.batch.len(), source }
     }
 
-    /// The job of a prompt. None where there is nothing to generate, which is recorded.
+    /// The job of a prompt. None if there is nothing to generate, which is recorded.
     fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<BatchJob>, BatchError> {
         let Planned { request, n_prompt, digest, .. } = match self.batch.plan(index)? {
             Ok(planned) => planned,

@@ -127,7 +127,7 @@ impl Comgr {
     }
 
     /// The line of the source for each address, `kernel.hip:41`, with the lines that it was called from after it where
-    /// functions were inlined, innermost first; none where the object does not say it.
+    /// functions were inlined, innermost first; none if the object does not say it.
     ///
     /// - `object`: the whole ELF file
     ///

@@ -21,7 +21,7 @@ pub enum EngineError {
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The model cannot be cut for so many devices.
+    /// The model cannot be cut for this many devices.
     #[error(transparent)]
     Part(#[from] TensorParallelError),
     /// Several devices compute the model together, and the processor was to compute a part of it.

@@ -258,7 +258,7 @@ impl Extras {
         !self.requests.is_empty() && step.logit_rows.iter().any(|row| self.requests.contains_key(&row.request()))
     }
 
-    /// How many of a request's drafts may come, one after the other. The next step may have rows for so many.
+    /// How many of a request's drafts may come, one after the other. The next step may have rows for this many.
     pub(crate) fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
         self.requests.get_mut(&request).map_or(drafts.len(), |extra| extra.n_allowed(drafts, vocab_size))
     }

@@ -36,7 +36,7 @@ const fn offset(every: usize) -> Parameter {
     Parameter { name: "offset", dtype: Dtype::F16, every }
 }
 
-/// The bits of so many codes that are not among the codes', the first code's lowest; together they fill a word.
+/// The bits of this many codes that are not among the codes', the first code's lowest; together they fill a word.
 const fn high(every: usize) -> Parameter {
     Parameter { name: "high", dtype: Dtype::U32, every }
 }

@@ -190,7 +190,7 @@ impl GpuError {
     }
 }
 
-/// `: it does not know node 1, a gfx1151`; nothing where there is none.
+/// `: it does not know node 1, a gfx1151`; nothing if there is none.
 fn unknown_chips(unknown: &[String]) -> String {
     if unknown.is_empty() { String::new() } else { format!(": it does not know {}", unknown.join(" and ")) }
 }
@@ -205,7 +205,7 @@ fn refused(error: &OpenError) -> String {
     error.attempts.iter().filter(|attempt| attempt.is_of_a_library_that_is_there()).map(ToString::to_string).collect()
 }
 
-/// ` line 3, called in line 7`; nothing where none is known.
+/// ` line 3, called in line 7`; nothing if none is known.
 fn of_lines(lines: &[u32]) -> String {
     let callers = || lines[1..].iter().map(|line| format!(", called in line {line}"));
     lines.first().map_or_else(String::new, |line| format!(" line {line}") + &callers().collect::<String>())

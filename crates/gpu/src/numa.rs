@@ -10,7 +10,7 @@ static IS_SPREAD: AtomicBool = AtomicBool::new(false);
 /// Where the system says which nodes have memory.
 const LIST: &str = "/sys/devices/system/node/has_memory";
 
-/// The nodes that have memory; none where the system does not say.
+/// The nodes that have memory; none if the system does not say.
 pub fn nodes() -> Vec<usize> {
     listed(Path::new(LIST))
 }

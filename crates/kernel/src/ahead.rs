@@ -27,7 +27,7 @@ pub struct TargetKernels {
 struct AheadKernel {
     key: Digest,
     request: Request,
-    /// None where it does not compile.
+    /// None if it does not compile.
     object: Option<Arc<[u8]>>,
 }
 

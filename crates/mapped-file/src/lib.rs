@@ -62,7 +62,7 @@ fn name_of(_: std::fs::FileType) -> &'static str {
     "no file"
 }
 
-/// Reads a regular file of so many bytes at most.
+/// Reads a regular file of this many bytes at most.
 ///
 /// # Errors
 /// As [`open`], whatever reading gives, and [`io::ErrorKind::FileTooLarge`].

@@ -125,7 +125,7 @@ impl Keys {
         Caller(if self.digests.len() > 1 { number } else { 0 })
     }
 
-    /// The key that a request brought, none where it needs none.
+    /// The key that a request brought, none if it needs none.
     fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
         if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) || is_page(path) {
             return Ok(None);

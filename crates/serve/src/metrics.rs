@@ -353,7 +353,7 @@ impl Metrics {
         }
     }
 
-    /// A request asks for so many answers, of so many tokens at most.
+    /// A request asks for this many answers, of this many tokens at most.
     pub(super) fn asked(&self, n: usize, max_tokens: usize) {
         self.params_n.observe(n as f64);
         self.params_max_tokens.observe(max_tokens as f64);

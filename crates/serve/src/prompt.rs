@@ -199,7 +199,7 @@ pub(crate) fn salt(ask: &Ask) -> u64 {
 }
 
 /// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
-/// was asked for. None where `ignore_eos` lets the model write on and no form is asked for.
+/// was asked for. None if `ignore_eos` lets the model write on and no form is asked for.
 pub(crate) async fn masks(
     server: &Arc<Server>,
     ask: &Ask,

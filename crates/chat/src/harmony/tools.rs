@@ -18,7 +18,7 @@ pub struct Developer {
 }
 
 impl Developer {
-    /// The message, or None where there is nothing in it.
+    /// The message, or None if there is nothing in it.
     pub fn message(&self) -> Option<Message> {
         let mut sections = Vec::new();
         if !self.instructions.is_empty() {

@@ -100,7 +100,7 @@ pub struct Opened {
     /// What kernels are compiled for.
     pub target: Target,
     pub driver: Arc<dyn Driver>,
-    /// For people; none where the device was named.
+    /// For people; none if the device was named.
     pub reason: Option<Reason>,
 }
 

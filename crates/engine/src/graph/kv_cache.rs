@@ -340,7 +340,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A cache for a layer with a window, if it is not 0, and one that sees everything: for so many slots, rows of a
+    /// A cache for a layer with a window, if it is not 0, and one that sees everything: for this many slots, rows of a
     /// step, tokens of a sequence, blocks of the pool.
     pub(crate) fn windowed_layout(sizes: [usize; 4], window: usize, n_snapshots: usize) -> KvLayout {
         let [n_slots, max_rows, capacity_tokens, pool_blocks] = sizes;

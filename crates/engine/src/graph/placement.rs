@@ -22,7 +22,7 @@ pub enum Place {
 /// How many layers' experts the processor computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostLayers {
-    /// Those of so many of the last layers, or of all that have any.
+    /// Those of this many of the last layers, or of all that have any.
     Last(usize),
     /// As few as leave room for the rest on the device: none, where everything fits.
     AsNeeded,
@@ -31,7 +31,7 @@ pub enum HostLayers {
 /// Which steps have the device compute the experts that are in main memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// Those that take in prompts of so many tokens that it is faster, as measured when the model is loaded.
+    /// Those that take in prompts of this many tokens that it is faster, as measured when the model is loaded.
     Measured,
     /// Those that take in prompts and have so many tokens or more.
     From(usize),

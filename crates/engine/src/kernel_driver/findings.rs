@@ -30,7 +30,7 @@ pub(super) struct RuntimeSeen<'a> {
     pub release: Option<(u32, u32)>,
     /// How many GPUs it finds.
     pub n_devices: usize,
-    /// Whether its library has the name of an arch in its list of chips; none where no list was found in it.
+    /// Whether its library has the name of an arch in its list of chips; none if no list was found in it.
     pub knows: &'a dyn Fn(&str) -> Option<bool>,
 }
 
@@ -41,7 +41,7 @@ impl DriverFinding {
 }
 
 impl KernelDriver {
-    /// What is wrong with the driver and its device files, the most important first. Nothing where there is no AMD GPU
+    /// What is wrong with the driver and its device files, the most important first. Nothing if there is no AMD GPU
     /// at all.
     pub fn findings(&self) -> Vec<DriverFinding> {
         if !self.is_there() {

@@ -195,7 +195,7 @@ fn merged(mut first: Problem, second: &Problem) -> Option<Problem> {
     agree.then_some(first)
 }
 
-/// Adds values under their names; false where one has another value already.
+/// Adds values under their names; false if one has another value already.
 fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
     from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
 }

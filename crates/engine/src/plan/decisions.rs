@@ -24,7 +24,7 @@ pub struct Decision {
     pub place: Place,
     /// In steps of this kind.
     pub step: StepKind,
-    /// From so many rows on.
+    /// From this many rows on.
     pub first_row_count: usize,
     pub last_row_count: usize,
     /// Longer runs that begin here and are not done by one kernel.

@@ -315,7 +315,7 @@ impl Executor {
         self.run_first(self.first_asked_for(), shape, None)
     }
 
-    /// Changes the logits of so many rows of a step, as the external tensors say.
+    /// Changes the logits of this many rows of a step, as the external tensors say.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -332,7 +332,7 @@ impl Executor {
         self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, 0)
     }
 
-    /// Looks up the log-probabilities of so many rows of a step whose tokens are there.
+    /// Looks up the log-probabilities of this many rows of a step whose tokens are there.
     ///
     /// # Errors
     /// [`PlanError`].

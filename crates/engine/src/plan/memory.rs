@@ -30,7 +30,7 @@ pub struct MemoryPlan {
     pub(crate) workspace: usize,
     /// Room for weights that are brought from main memory, a layer's while another one's are used.
     pub streaming: usize,
-    /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
+    /// What quantised matrices would save; none if nothing, or where weights take nothing as they are.
     pub gain: Option<Gain>,
     /// Whether the model has experts, which can stay in main memory.
     pub(crate) has_experts: bool,

@@ -18,7 +18,7 @@ pub struct Overruled {
     pub template: Arc<Template>,
     /// What overrules it.
     pub by: Overruling,
-    /// Where: steps of a kind with so many rows, from the first number to the last.
+    /// Where: steps of a kind with this many rows, from the first number to the last.
     pub ranges: Vec<(StepKind, usize, usize)>,
 }
 

@@ -19,7 +19,7 @@ pub(super) struct Site {
 /// All places of an executor.
 pub(super) struct Sites {
     pub(crate) device: Site,
-    /// None where the device computes everything.
+    /// None if the device computes everything.
     pub(crate) host: Option<Site>,
 }
 

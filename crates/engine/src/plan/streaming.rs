@@ -36,7 +36,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Places for the weights that only the processor uses: each of its segments has the place that the one before the
-    /// last had. None where no step brings any, or two segments share some.
+    /// last had. None if no step brings any, or two segments share some.
     pub(crate) fn new(graph: &Graph, checkpoint: &Checkpoint, options: &ExecutorOptions) -> Option<Self> {
         let least = match options.streaming {
             Streaming::Measured => LEAST_ROWS,
@@ -99,7 +99,7 @@ pub(super) struct Streamed {
     slot: usize,
     /// From main memory to the device.
     copies: Vec<(BufferView, BufferView)>,
-    /// In steps of so many rows or more.
+    /// In steps of this many rows or more.
     from_rows: usize,
 }
 
@@ -156,7 +156,7 @@ impl<'a> Ahead<'a> {
 /// Which steps bring experts to the device, and why.
 #[derive(Clone, Debug)]
 pub struct StreamPlan {
-    /// From so many rows on, steps that take in prompts; `None` is none.
+    /// From this many rows on, steps that take in prompts; `None` is none.
     pub from_rows: Option<usize>,
     /// Layers whose experts are in main memory.
     pub(crate) n_layers: usize,
@@ -323,7 +323,7 @@ fn first_as_long(copy: Duration, host: &[(usize, Duration)]) -> Option<usize> {
     Some(fewer + ((8.0 * part).ceil() as usize * (n_rows - fewer)).div_ceil(8))
 }
 
-/// How long the processor takes for a segment with so many rows, which go to all experts alike.
+/// How long the processor takes for a segment with this many rows, which go to all experts alike.
 fn host_time(segment: &mut Segment, n_rows: usize, sites: &Sites, graph: &Graph) -> Result<Duration, PlanError> {
     segment.prepare(StepKind::Mixed, n_rows, sites)?;
     let site = sites.of(Place::Host);

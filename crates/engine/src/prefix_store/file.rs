@@ -119,7 +119,7 @@ impl Head {
     }
 }
 
-/// Bytes of a file with so many of keys and values.
+/// Bytes of a file with this many of keys and values.
 pub(super) fn file_bytes(len_bytes: u64) -> u64 {
     len_bytes.saturating_add((HEAD_BYTES + DIGEST_BYTES) as u64)
 }

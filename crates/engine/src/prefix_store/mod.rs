@@ -285,7 +285,7 @@ impl PrefixStore {
         }
     }
 
-    /// Removes files until there is room for so many bytes.
+    /// Removes files until there is room for this many bytes.
     fn make_room(&mut self, len_bytes: u64) {
         while self.total_bytes.saturating_add(len_bytes) > self.most_bytes {
             let Some(((_, path), len_bytes)) = self.files.pop_first() else { return };

@@ -36,7 +36,7 @@ impl DraftOptions {
         (!target.is_gpu() || precision == Precision::Bf16).then_some(Self::USUAL)
     }
 
-    /// Draft rows of a step of so many sequences, at most.
+    /// Draft rows of a step of this many sequences, at most.
     pub(crate) fn most_rows(&self, n_slots: usize) -> usize {
         self.max_rows * self.max_sequences.min(n_slots)
     }

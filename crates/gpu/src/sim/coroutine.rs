@@ -61,7 +61,7 @@ unsafe impl Stack for ThreadStack {
     }
 }
 
-/// What runs on a stack, until it suspends itself for ever. It owns nothing where it is suspended: it may never go on.
+/// What runs on a stack, until it suspends itself for ever. It owns nothing if it is suspended: it may never go on.
 pub(super) type Body = unsafe extern "C" fn(*mut Context) -> !;
 
 pub(super) use switch::{Coroutine, Link};

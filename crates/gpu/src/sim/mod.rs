@@ -123,7 +123,7 @@ pub fn address(view: &BufferView) -> Option<usize> {
 }
 
 /// Of the lines of a kernel's text that were marked, in their order, which have run in all of its launches: a text that
-/// was marked says where (`check::coverage` in `workbench`). Empty where none was.
+/// was marked says where (`check::coverage` in `workbench`). Empty if none was.
 ///
 /// # Errors
 /// If it is another device's kernel.

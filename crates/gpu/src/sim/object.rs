@@ -23,7 +23,7 @@ pub(super) struct Object {
     base: usize,
     code: [usize; 2],
     lds: Vec<Lds>,
-    /// A byte for each marked line of the text, which is set when it runs; empty where none is marked.
+    /// A byte for each marked line of the text, which is set when it runs; empty if none is marked.
     ran: Option<(usize, usize)>,
     /// Whether its threads use atomics, be it on LDS alone.
     has_atomics: bool,
@@ -198,7 +198,7 @@ impl Object {
     }
 
     /// The lines of the kernel's text that a place in the code comes from: its own, then those of the calls that the
-    /// compiler put it in the place of, from the inside out. Empty where it is the simulator's.
+    /// compiler put it in the place of, from the inside out. Empty if it is the simulator's.
     pub(crate) fn lines(&self, pc: usize) -> Vec<u32> {
         let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
         let mut lines = Vec::new();

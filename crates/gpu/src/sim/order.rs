@@ -48,7 +48,7 @@ impl Known {
         Some(self.threads[i].1)
     }
 
-    /// What is known of each thread of so many is known of the block.
+    /// What is known of each thread of this many is known of the block.
     fn shorten(&mut self, n_threads: usize) {
         if self.threads.len() == n_threads {
             let all = self.threads.iter().map(|(_, time)| *time).min().unwrap_or_default();

@@ -192,7 +192,7 @@ impl Hint for StoreError {
 /// One distinct kernel of a batch.
 struct Task<'a> {
     request: &'a Request,
-    /// None where the compiler's identity is not known yet and need not be.
+    /// None if the compiler's identity is not known yet and need not be.
     key: Option<KernelKey>,
     /// Of the key, with the compiler's identity or without.
     digest: Digest,
@@ -306,7 +306,7 @@ impl Store {
         Ok(KernelKey::new(request, &self.compiler.identity(request.compiler, &request.target)?.id))
     }
 
-    /// The key, if the compiler's identity is known without compiling anything; none where a bundle, or nothing, has
+    /// The key, if the compiler's identity is known without compiling anything; none if a bundle, or nothing, has
     /// the kernel instead.
     fn key_if_needed(&self, request: &Request) -> Result<Option<KernelKey>, CompileError> {
         if !self.never_compiles && !self.bundles.has(request) {

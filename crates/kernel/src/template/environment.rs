@@ -15,7 +15,7 @@ const MAX_RANGE: u32 = 65_536;
 /// The function that is true the first time that a rendering calls it with a file's name.
 pub(super) const ONCE: &str = "is_first_include";
 
-/// The text of a file of the library, which renders to nothing where it was included before. Its lines keep their
+/// The text of a file of the library, which renders to nothing if it was included before. Its lines keep their
 /// numbers.
 pub(super) fn once(name: &str, text: &str) -> String {
     format!("{{% if {ONCE}({name:?}) %}}{text}{{% endif %}}")

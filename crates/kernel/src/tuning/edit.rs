@@ -53,7 +53,7 @@ pub struct Proof {
     pub evidence: Option<String>,
 }
 
-/// Between the positions of two tables of a text there is room for so many new ones.
+/// Between the positions of two tables of a text there is room for this many new ones.
 const ROOM: isize = 1 << 20;
 
 /// The text of a table with these rows in it, in the place of those that they cover.

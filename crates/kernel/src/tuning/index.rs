@@ -35,7 +35,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The rows that apply at so many tokens, or at some number of them, in the order of the table.
+    /// The rows that apply at this many tokens, or at some number of them, in the order of the table.
     pub(crate) fn applying(
         &self,
         rows: &[TuningRow],

@@ -351,7 +351,7 @@ impl TuningTables {
         self.layers.iter().flatten().filter(|table| table.name == name).find_map(|table| table.target.as_ref())
     }
 
-    /// The rows of an op that apply at so many tokens, or at some number of them, the first to be taken first: of a
+    /// The rows of an op that apply at this many tokens, or at some number of them, the first to be taken first: of a
     /// file those that want more.
     fn rows<'a, 'q>(
         &'a self,

@@ -283,7 +283,7 @@ impl Table {
         (self.rows, self.index) = Default::default();
     }
 
-    /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
+    /// The rows that apply at this many tokens, or at some number of them, those that want more of the problem first.
     pub(crate) fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&TuningRow> {
         let places = self.index.applying(&self.rows, query, step, n_tokens);
         let mut rows: Vec<&TuningRow> = places.into_iter().map(|i| &self.rows[i]).collect();

@@ -409,7 +409,7 @@ impl<'a> Object<'a> {
         self.dimension(dim, &[key])?.ok_or_else(|| self.missing(&[key]))
     }
 
-    /// Whole numbers; none where no key is there.
+    /// Whole numbers; none if no key is there.
     fn list(&self, keys: &'static [String]) -> Result<Vec<usize>, ConfigFileError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let Some(found) = self.any(&keys)? else { return Ok(Vec::new()) };

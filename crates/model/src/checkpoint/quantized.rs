@@ -65,7 +65,7 @@ impl fmt::Display for Gain {
 }
 
 impl Checkpoint {
-    /// What quantising would save; none where a token would read no fewer bytes.
+    /// What quantising would save; none if a token would read no fewer bytes.
     pub fn gain(&self) -> Option<Gain> {
         let to = Quantization::Q8_0;
         let quantized = self.quantized(to);

@@ -74,7 +74,7 @@ pub(crate) enum ElementConversion {
 }
 
 impl ElementConversion {
-    /// Bytes of so many elements as they are stored.
+    /// Bytes of this many elements as they are stored.
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
@@ -88,7 +88,7 @@ impl ElementConversion {
         }
     }
 
-    /// Bytes of so many elements as they are wanted.
+    /// Bytes of this many elements as they are wanted.
     fn made_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { to, .. } => to.len_bytes(n_elements),
@@ -328,7 +328,7 @@ impl Rearranged {
         piece.run(row, &piece.bytes[row * stored..][..stored], to);
     }
 
-    /// Whether rows are made of rows, of so many elements.
+    /// Whether rows are made of rows, of this many elements.
     pub(crate) fn has_rows_of(&self, row_len: usize) -> bool {
         self.row_len == row_len && !matches!(self.order, ElementOrder::Transposed { .. })
     }

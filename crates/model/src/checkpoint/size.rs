@@ -36,7 +36,7 @@ impl Checkpoint {
         self.tensors.values().filter(is_of_them).map(|tensor| self.bytes_for_a_token(tensor)).sum()
     }
 
-    /// Bytes in memory of the table that tokens are looked up in, where that is all that it is for: none where logits
+    /// Bytes in memory of the table that tokens are looked up in, where that is all that it is for: none if logits
     /// are computed with it as well.
     pub fn looked_up_bytes(&self) -> usize {
         self.tensors.values().filter(|tensor| self.is_looked_up(tensor)).map(Tensor::len_bytes).sum()

@@ -39,7 +39,7 @@ pub enum TensorParallelError {
 }
 
 impl Cut {
-    /// Whether a tensor of so many elements consists of the matrices that it cuts.
+    /// Whether a tensor of this many elements consists of the matrices that it cuts.
     fn fits(&self, n_elements: usize) -> bool {
         let [n_rows, row_len] = self.matrix;
         let n_taken: usize = self.rows.iter().map(Range::len).sum();

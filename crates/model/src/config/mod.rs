@@ -34,7 +34,7 @@ pub struct ModelConfig {
     numbers: BTreeMap<&'static str, f32>,
     /// Its lists of whole numbers.
     lists: BTreeMap<&'static str, Vec<usize>>,
-    /// What a file divides each pair's angle by, one by one; empty where none does.
+    /// What a file divides each pair's angle by, one by one; empty if none does.
     rope_divisors: Vec<f32>,
 }
 
@@ -72,7 +72,7 @@ impl Serialize for ModelConfig {
 /// What a layer keeps of the tokens before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
-    /// Keys and values of so many positions, the current one included; `None` is of all.
+    /// Keys and values of this many positions, the current one included; `None` is of all.
     Positions { window: Option<usize> },
 }
 

@@ -14,7 +14,7 @@ pub struct TpRank {
     pub size: usize,
 }
 
-/// Experts' hidden features are cut between blocks of so many, as formats have them.
+/// Experts' hidden features are cut between blocks of this many, as formats have them.
 pub(crate) const BLOCK: usize = 32;
 
 /// The dimensions that are cut, and the width of a head: every family that can be cut has these names.

@@ -99,7 +99,7 @@ pub const COS_SIN: &str = "cos_sin";
 pub(crate) enum RopeScaling {
     /// Nothing: files that say otherwise are refused.
     None,
-    /// YaRN, as OpenAI computes it, or nothing where a file says so.
+    /// YaRN, as OpenAI computes it, or nothing if a file says so.
     Yarn {
         /// The number that is its factor.
         factor: String,
@@ -185,7 +185,7 @@ pub struct Number {
     pub(crate) root: Option<(Expression, Option<Expression>)>,
 }
 
-/// Whole numbers of a model, as many as its file has; none where it does not say.
+/// Whole numbers of a model, as many as its file has; none if it does not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
     pub(crate) name: String,

@@ -96,7 +96,7 @@ fn encode<E>(
     check(ids.len())
 }
 
-/// Encodes a piece by windows of so many bytes; false if two of them do not fit each other. `check` may see some ids
+/// Encodes a piece by windows of this many bytes; false if two of them do not fit each other. `check` may see some ids
 /// more than the piece comes to, if that is found out after them.
 fn encode_windows<E>(
     vocabulary: &Vocabulary,

@@ -252,7 +252,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.bin`, as [`Self::from_file`] does.
     ///
     /// # Errors
-    /// The bytes are not a `tokenizer.bin` with so many records.
+    /// The bytes are not a `tokenizer.bin` with this many records.
     pub fn from_bin(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
         Ok(Self::new(seeds::read(bytes, vocab_size)?, split.unwrap_or(Split::Seeds)))
     }

@@ -229,7 +229,7 @@ impl Batch {
         lock(&self.taken).more(bytes)
     }
 
-    /// There are answers of so many bytes.
+    /// There are answers of this many bytes.
     pub(super) fn found(&self, bytes: u64) {
         lock(&self.taken).found(bytes);
     }

@@ -352,7 +352,7 @@ impl Backend for Replicas {
 mod tests {
     use super::*;
 
-    /// A place with so many requests on two slots, whose replica is a process that says nothing.
+    /// A place with this many requests on two slots, whose replica is a process that says nothing.
     fn place(n_requests: usize) -> Place {
         let start = Start { program: "cat".into(), words: Vec::new(), device: "none".into(), speaks: false };
         let replica = Replica::start::<()>(&start, |_| true).expect("there is `cat`");

@@ -180,7 +180,7 @@ struct LimitsEffort {
     block_elements: &'static [usize],
     /// A kernel that only computes runs so long.
     target: Duration,
-    /// The best of so many runs each is taken, since other work can only slow them down.
+    /// The best of this many runs each is taken, since other work can only slow them down.
     repeats: usize,
     /// No further run once they took so long together. A device on which they would reads less memory at a time.
     budget: Duration,

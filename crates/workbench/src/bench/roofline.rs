@@ -52,7 +52,7 @@ impl Cost {
     }
 }
 
-/// Of bytes and operations, at so many of each per second.
+/// Of bytes and operations, at this many of each per second.
 fn least_s((bytes, flop): (f64, f64), (bytes_per_s, flop_per_s): (f64, f64)) -> f64 {
     (bytes / bytes_per_s).max(flop / flop_per_s)
 }

@@ -17,7 +17,7 @@ pub enum Kind {
 /// One thing that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// A prompt of so many tokens.
+    /// A prompt of this many tokens.
     Prefill { tokens: usize },
     /// Sequences that have so many positions behind them.
     Decode {

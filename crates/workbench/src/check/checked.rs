@@ -41,7 +41,7 @@ pub struct Checked {
     pub n_cases: usize,
     /// The largest error, as a fraction of the tolerance; above 1 is wrong.
     pub worst: f64,
-    /// In bf16 precision, the output that is worst against the rounding of its activations; none where no output of f32
+    /// In bf16 precision, the output that is worst against the rounding of its activations; none if no output of f32
     /// was compared.
     pub rounding: Option<Rounding>,
     /// Distinct kernels that were compiled now; the others came from the cache.
@@ -180,7 +180,7 @@ impl Checked {
         }
     }
 
-    /// What of it was not run, though nothing is known to be wrong with that; none where all was.
+    /// What of it was not run, though nothing is known to be wrong with that; none if all was.
     pub fn not_run(&self) -> Option<String> {
         let unknown = self.unknown.as_ref().map(|unknown| unknown.text.clone());
         let all: Vec<String> = unknown.into_iter().chain(self.unseen.told()).collect();

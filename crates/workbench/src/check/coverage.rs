@@ -40,7 +40,7 @@ pub(super) struct Marked {
 }
 
 impl Marked {
-    /// None where the text cannot be told for sure.
+    /// None if the text cannot be told for sure.
     pub(super) fn new(
         library: &Library,
         template: &Template,

@@ -26,7 +26,7 @@ pub(crate) struct LdsFill {
 }
 
 impl LdsFill {
-    /// Loads it; none where the target has no such kernel.
+    /// Loads it; none if the target has no such kernel.
     ///
     /// # Errors
     /// If it cannot be rendered, compiled or loaded.

@@ -57,7 +57,7 @@ impl Checker<'_> {
         Ok(Unknown { text: format!("{compiled}the simulator does not know `{word}`{about}"), is_compiled })
     }
 
-    /// What the compiler of the simulated GPU says of a kernel; none where there is no such compiler.
+    /// What the compiler of the simulated GPU says of a kernel; none if there is no such compiler.
     fn compiled_for_the_chip(&self, template: &Template, trial: &Trial) -> Option<Result<(), Wrong>> {
         if !self.target.is_simulated {
             return Some(Ok(())); // it is asked before anything is simulated

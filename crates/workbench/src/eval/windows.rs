@@ -127,7 +127,7 @@ impl Windows {
     }
 }
 
-/// The positions of a window of so many tokens whose next token is scored.
+/// The positions of a window of this many tokens whose next token is scored.
 pub(super) fn scored(context: usize) -> Range<usize> {
     context / 2..context - 1
 }

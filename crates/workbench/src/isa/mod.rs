@@ -1,7 +1,7 @@
 //! The machine code of an AMD GPU object, as comgr, which hipRTC brings, disassembles it: instructions, basic blocks,
 //! loops.
 //!
-//! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
+//! [`instruction`] says what an instruction is to us (a matrix operation, a load of this many bytes), [`speed`] asks
 //! `llvm-mca` how long a loop takes, or counts, [`waits`] what a wave waits for, [`llvm`] finds and runs LLVM's tools;
 //! [`sass`] reads NVIDIA's code by itself. Nothing here is needed to run a model: it is how `kernels check` and the
 //! tests look at what the compiler made of a template.

@@ -8,7 +8,7 @@ use kernel::template::Params;
 /// How many are timed at a time.
 const BATCH: usize = 8;
 
-/// A search with a budget of so many has so many others all over the grid in its initial design. These numbers and
+/// A search with a budget of this many has so many others all over the grid in its initial design. These numbers and
 /// those below did best among a few on the times of a dozen problems that an H200 has measured.
 const LARGE_BUDGET: usize = 40;
 const N_SPREAD: usize = 16;

@@ -217,7 +217,7 @@ impl TuningJob {
         pieces
     }
 
-    /// The kind of step that rows of a table want for a piece: none where it does not matter.
+    /// The kind of step that rows of a table want for a piece: none if it does not matter.
     pub fn step_of_rows(&self, piece: &Piece) -> Option<StepKind> {
         looks_at_positions(&self.problems[piece.problem].problem).then_some(piece.step)
     }

@@ -24,7 +24,7 @@ pub trait Judge {
         false
     }
 
-    /// Judges kernels of one piece, each against the others in so many rounds; a verdict for each, in their order.
+    /// Judges kernels of one piece, each against the others in this many rounds; a verdict for each, in their order.
     ///
     /// # Errors
     /// [`JudgeError`].

@@ -22,7 +22,7 @@ const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
 /// What is at the beginning of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Calls, in so many bytes.
+    /// Calls, in this many bytes.
     Whole {
         calls: Vec<Call>,
         len: usize,
@@ -112,7 +112,7 @@ pub(super) struct CallReader<'a> {
 }
 
 impl CallReader<'_> {
-    /// Whether a call without a mark may begin with this text; none where more of it will tell.
+    /// Whether a call without a mark may begin with this text; none if more of it will tell.
     pub(crate) fn begins_bare(&self, text: &str) -> Option<bool> {
         match self.marks.shape {
             Shape::Named if self.marks.begin.is_empty() => {

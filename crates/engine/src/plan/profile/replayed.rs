@@ -38,7 +38,7 @@ struct Group {
     times: Vec<Duration>,
 }
 
-/// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what
+/// Times a step whose inputs are in the external tensors; none if the device replays nothing. The caches and what
 /// the step gives must be made anew by running it; what it takes from the step before is left as it was.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;

@@ -41,7 +41,7 @@ pub struct Bundled<'a> {
     /// The digest of the key without the compiler's identity.
     pub key: Digest,
     pub bundle: &'a Bundle,
-    /// The object; none where it did not compile when the bundle was made.
+    /// The object; none if it did not compile when the bundle was made.
     pub object: Option<Arc<[u8]>>,
 }
 

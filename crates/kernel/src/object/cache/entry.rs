@@ -76,7 +76,7 @@ pub struct Meta {
     pub(crate) schema: u32,
     /// What people call the kernel, `op/variant`.
     pub label: String,
-    /// Dims, types and parameters that it was rendered for; empty where nobody said.
+    /// Dims, types and parameters that it was rendered for; empty if nobody said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// When it was made, in seconds since 1970.
@@ -87,7 +87,7 @@ pub struct Meta {
     pub compiler_description: String,
     /// The digest of the file `log`.
     pub(crate) log_sha256: Digest,
-    /// The file `object`; none where the failure to compile is remembered.
+    /// The file `object`; none if the failure to compile is remembered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<ObjectRecord>,
     pub key: KeyRecord,

@@ -55,7 +55,7 @@ pub struct Difference {
     pub field: String,
     /// In the source: the number of the first line that differs, from 1.
     pub line: Option<usize>,
-    /// What the entry has; of the source, that line. None where it has no such option or line.
+    /// What the entry has; of the source, that line. None if it has no such option or line.
     pub theirs: Option<String>,
     /// What the key in question has.
     pub ours: Option<String>,
@@ -82,7 +82,7 @@ impl Folder {
         nearest.map_or(Explanation::Empty, |nearest| Explanation::Nearest(Box::new(nearest)))
     }
 
-    /// How an entry's key differs from another's, or from that of its nearest neighbour. None where there is none.
+    /// How an entry's key differs from another's, or from that of its nearest neighbour. None if there is none.
     ///
     /// # Errors
     /// [`CacheError::Damaged`] when one of them cannot be read.

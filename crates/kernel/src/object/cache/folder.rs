@@ -242,7 +242,7 @@ fn private_tempdir(prefix: &str, parent: &Path) -> io::Result<tempfile::TempDir>
     with_mode(tempfile::Builder::new().prefix(prefix), 0o700).tempdir_in(parent)
 }
 
-/// What is in a folder, sorted; nothing where there is no folder. A link to a folder is none: what it leads to is not
+/// What is in a folder, sorted; nothing if there is no folder. A link to a folder is none: what it leads to is not
 /// ours to list, let alone to delete.
 pub(super) fn children(folder: &Path) -> io::Result<Vec<PathBuf>> {
     if fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir()) {

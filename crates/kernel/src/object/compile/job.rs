@@ -77,7 +77,7 @@ pub struct CompileOutput {
     /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
     /// after every compile by the same compiler. The first names it for people, on one line.
     pub(crate) facts: Vec<String>,
-    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was
+    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty if it was
     /// not asked.
     pub(crate) files: Vec<PathBuf>,
 }

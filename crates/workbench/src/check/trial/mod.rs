@@ -27,7 +27,7 @@ pub(super) struct Trial {
     pub(crate) problem: Problem,
     pub(crate) params: Params,
     pub(crate) scalars: Vec<Scalars>,
-    /// The type of the activations that it reads; none where it reads none.
+    /// The type of the activations that it reads; none if it reads none.
     activation: Option<Dtype>,
     /// The kind of random inputs that the test asks for.
     inputs: Option<String>,
@@ -368,7 +368,7 @@ impl Trial {
         Ok((inputs, want))
     }
 
-    /// What should come out if activations were not rounded; none where they are not, or it reads none.
+    /// What should come out if activations were not rounded; none if they are not, or it reads none.
     pub(crate) fn of_unrounded(&self, scalars: &Scalars) -> Option<Result<Outputs, ReferenceError>> {
         self.activation.filter(|dtype| *dtype != Dtype::F32)?;
         let unrounded = Self { activation: Some(Dtype::F32), ..self.clone() };
