@@ -175,8 +175,8 @@ def sentences(text):
 def findings(report, said):
     """Of the checks of AMD's parts what is not as it should be, and what is to be done: in short what `run` said too."""
     def unless_said(text, hint=None):
-        text = re.sub(" +", " ", text)
-        if text in said and (hint or "") in said:
+        text, hint_, said_ = (re.sub(r"\s+", " ", words or "") for words in (text, hint, said))
+        if text in said_ and hint_ in said_:
             return "the same words"
         return f"{text}. hint: {hint}" if hint else text
 
