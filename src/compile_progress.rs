@@ -68,7 +68,7 @@ fn host_note(host: &HostPlan, streaming: usize) -> String {
         text += &format!("; {missing} of it come from the disk first, so that the first tokens take longer");
     }
     if host.is_read_again() {
-        text += "; it has not so much free: what it lacks comes from the disk, again and again";
+        text += "; it does not have that much free: the rest is read from the disk, again and again";
     }
     text
 }

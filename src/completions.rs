@@ -1,4 +1,4 @@
-//! `gptoss-jit completions`: what a shell needs to complete this program's commands and flags.
+//! `gptoss-jit completions`: a shell's completions of this program's commands and flags.
 
 use clap_complete::{Shell, generate};
 

@@ -65,7 +65,7 @@ const MODEL: &str = "A checkpoint: a folder or file of safetensors (Hugging Face
 enum BinDtype {
     /// 2 bytes a number: exact for OpenAI's weights
     Bf16,
-    /// 4 bytes a number, as in most files of the seeds
+    /// 4 bytes a number, as in most files of gpt-oss-amd
     F32,
 }
 
@@ -244,8 +244,8 @@ fn progress(doing: &'static str, len_bytes: u64, output: &Output) -> indicatif::
     indicatif::ProgressBar::new(len_bytes).with_style(style).with_message(doing)
 }
 
-/// Whether somebody wants the program to end. It ends at the next chunk, so that a file beside its place is removed; a
-/// second Ctrl-C ends it at once.
+/// Whether the program was asked to end. It ends at the next chunk, so that a temporary file is removed; a second
+/// Ctrl-C ends it at once.
 struct Interrupted(Arc<AtomicBool>);
 
 impl Interrupted {

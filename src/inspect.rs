@@ -1,4 +1,4 @@
-//! `gptoss-jit inspect`: what a checkpoint holds.
+//! `gptoss-jit inspect`: shows a checkpoint's contents.
 
 use anyhow::Context;
 use serde::Serialize;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use engine::plan::profile::{Profile, ProfileEntry};
 use workbench::bench::limits::MachineLimits;
 
-/// A profile and what it is held against.
+/// A profile and the limits that it is compared with.
 pub(super) struct KernelTable<'a> {
     pub(crate) profile: &'a Profile,
     pub(crate) limits: &'a MachineLimits,
@@ -85,7 +85,7 @@ impl KernelTable<'_> {
         );
         if let Some(launch) = self.limits.launch {
             let launch_ms = launches as f64 * 1e3 * launch.as_secs_f64();
-            text += &format!("; so many launches that do nothing take {launch_ms:.3} ms");
+            text += &format!("; that many empty launches take {launch_ms:.3} ms");
         }
         text
     }

@@ -1,4 +1,4 @@
-//! The models that are known by name: what a tuning row may be for that no model at hand asks for.
+//! Models that are known by name: a tuning row may be for one of these even if the model at hand does not need it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

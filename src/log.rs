@@ -15,7 +15,7 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::stderr::Stderr;
 
-/// What is told, and how.
+/// Which events are printed, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Events {
     /// What goes wrong, as warnings of the command line look.

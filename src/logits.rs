@@ -1,4 +1,4 @@
-//! `logits`: the logits after every token of given ids, written down or compared.
+//! `logits`: computes the logits after every given token id, and writes or compares them.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
@@ -34,11 +34,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE.npy")]
     expect: Option<PathBuf>,
 
-    /// Relative tolerance; the seeds use 1e-4
+    /// Relative tolerance; gpt-oss-amd uses 1e-4
     #[arg(long, default_value_t = 1e-4, requires = "expect")]
     rtol: f64,
 
-    /// Absolute tolerance; the seeds use 1e-5, but two correct f32 programs differ by up to 1e-4
+    /// Absolute tolerance; gpt-oss-amd uses 1e-5, but two correct f32 programs differ by up to 1e-4
     #[arg(long, default_value_t = 1e-5, requires = "expect")]
     atol: f64,
 

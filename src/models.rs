@@ -151,7 +151,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
         Some(shape) => shape,
         None => NamedShape::all_of_family(family)
             .next()
-            .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes], of which one would be shown")))?,
+            .ok_or_else(|| UsageError(format!("the family `{name}` has no [shapes] to show")))?,
     };
     let config = shape.config(None);
     let rows: Vec<FamilyTensorRow> = groups(&config).iter().map(FamilyTensorRow::new).collect();
@@ -175,7 +175,7 @@ fn show(name: &str, shape: Option<NamedShape>, output: &Output) -> anyhow::Resul
     let cells: Vec<Vec<String>> = rows.iter().map(cells).collect();
     let header = ["tensor", "count", "shape", "size", "Hugging Face", "GGUF"];
     output.table(&header, &cells, &["count", "size"])?;
-    output.line("\nThe forward pass at bf16; what each op is, `kernels show` tells:\n")?;
+    output.line("\nThe forward pass at bf16 (`templates/<op>/op.toml` describes each op):\n")?;
     let cells: Vec<Vec<String>> = nodes.iter().map(NodeRow::cells).collect();
     Ok(output.table(&["node", "count", "op", "weights", "contract"], &cells, &["count", "weights"])?)
 }

@@ -1,4 +1,4 @@
-//! All output of the program goes through here.
+//! The only place through which the program prints.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -135,7 +135,7 @@ impl Output {
         }
     }
 
-    /// Shows a text in the place of the line that the cursor is in, if somebody sees it; an empty one clears the line.
+    /// Shows a text in place of the current line, on a terminal; an empty text clears the line.
     pub(crate) fn status(&self, text: &str) {
         if self.shows_progress() {
             drop(Stderr.write_all(format!("\r\x1b[2K{text}").as_bytes()));

@@ -23,8 +23,8 @@ enum Place {
 }
 
 impl OutputFile {
-    /// Opens it before the work that gives its contents: whoever cannot write should not have to wait for that. What is
-    /// there is as it was until [`OutputFile::fill`].
+    /// Opens it before the work that gives its contents, so that a user without the right to write learns this first.
+    /// An existing file stays as it is until [`OutputFile::fill`].
     ///
     /// - `contents`: what it will hold, for messages
     ///
@@ -146,8 +146,8 @@ fn open(path: &Path) -> io::Result<Place> {
     NewFile::create(path).map(Place::New).or_else(|error| instead_of_replacing(path, error).map(Place::There))
 }
 
-/// The file that is there, to be written over: where its folder cannot be written, where that is sticky and the file
-/// somebody else's, or where the file is mounted.
+/// An existing file to overwrite in place: its folder cannot be written, or is sticky and the file another user's, or
+/// the file is mounted.
 ///
 /// # Errors
 /// `error`, if that says anything else, or the file cannot be written either.

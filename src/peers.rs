@@ -65,7 +65,7 @@ pub(crate) enum PeersError {
 /// Why GPUs of an arch without [`Target::peer_flags`] cannot wait for each other.
 pub(super) fn no_flags(arch: &str) -> String {
     format!(
-        "on {arch} what a kernel tells another GPU by a flag in memory need not reach it, which then waits for ever"
+        "on {arch} a flag that a kernel writes into another GPU's memory may never reach that GPU, which then waits for ever"
     )
 }
 

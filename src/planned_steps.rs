@@ -1,4 +1,4 @@
-//! The steps of a model whose plan is made and not loaded: what each launches.
+//! A model's steps, planned and not loaded: the launches of each.
 
 use crate::spans::{self, SpanLine};
 use engine::graph::placement::Place;
@@ -35,7 +35,7 @@ impl PlannedSteps {
         lines.iter().filter_map(|line| self.launch(line, shape, context)).collect()
     }
 
-    /// A line's launch in this step; none where the line is about other steps.
+    /// A line's launch in this step; none if the line is about other steps.
     fn launch(&self, line: &SpanLine<'_>, shape: StepShape, context: usize) -> Option<StepLaunch> {
         let n_rows = shape.count(line.decision.rows);
         let is_of_step = line.step.is_none_or(|step| step == shape.kind);

@@ -1,4 +1,4 @@
-//! `-g N`: the model on N devices of this machine, each in a process of its own, which is this program again.
+//! `-g N`: the model on N devices of this machine, each in its own process of this program.
 
 use std::ffi::OsString;
 
@@ -44,7 +44,7 @@ pub(super) fn here(args: &DeviceArgs, checkpoint: &Checkpoint) -> anyhow::Result
     Ok(if devices.is_empty() { vec![Device::Cpu] } else { devices })
 }
 
-/// The first device of each replica, where one takes `tp` that stand behind each other.
+/// The first device of each replica, where one takes `tp` that follow each other.
 fn firsts(mut here: Vec<Device>, tp: usize) -> Vec<Device> {
     if tp == 1 {
         return here;
@@ -96,7 +96,7 @@ pub(super) fn starts(
     let words = |device: &Device| {
         let own = ["--device", &device.to_string(), "--threads", &n_threads.to_string(), "--n-cpu-moe", "0"];
         let more = more.iter().cloned().chain(own.map(OsString::from)).chain(["--ranks", "1"].map(OsString::from));
-        // The last of two flags counts, and what stands behind `--` is none.
+        // The last of two flags counts, and what follows `--` is none.
         let mut words: Vec<OsString> = std::env::args_os().skip(1).collect();
         let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
         words.splice(end..end, more);

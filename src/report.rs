@@ -1,4 +1,4 @@
-//! Errors, at the edge: the chain of causes, then one hint, then the exit code.
+//! Prints an error at the end: the chain of causes, then one hint; and gives the exit code.
 
 use std::io;
 

@@ -1,9 +1,8 @@
 //! Messages on stderr.
 //!
 //! A message never ends or changes an answer. Writing one cannot fail: if stderr is full, closed or a pipe without a
-//! reader, the message is lost and nothing else. A server must not wait either, for a reader that has stopped reading:
-//! its messages go through a queue to a thread that writes them; those for which the queue has no room are dropped and
-//! counted.
+//! reader, only the message is lost. A server must not wait for a reader either: its messages go through a queue to a
+//! thread that writes them, and those for which the queue has no room are dropped and counted.
 
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::io::{self, Write};
@@ -103,7 +102,7 @@ struct Writer {
 struct Counts {
     /// Bytes of messages that wait.
     n_bytes: AtomicUsize,
-    /// Messages that found no room, and were not told of yet.
+    /// Messages that were dropped and not counted in a message yet.
     n_lost: AtomicUsize,
 }
 
@@ -141,7 +140,7 @@ impl Queue {
 }
 
 impl Writer {
-    /// Writes what comes, until nobody is left to send it.
+    /// Writes messages until all senders are gone.
     fn write_to(self, mut stream: impl Write) {
         for item in &self.items {
             match item {
@@ -173,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    /// A stream that nobody reads until `gate` is unlocked, and that keeps what it got.
+    /// A stream without a reader until `gate` is unlocked; it keeps what it got.
     struct Slow {
         gate: Arc<Mutex<()>>,
         got: Arc<Mutex<Vec<u8>>>,

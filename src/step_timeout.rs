@@ -1,4 +1,4 @@
-//! How long a GPU may work on a step before it is given up.
+//! The time after which a GPU that does not finish a step is given up.
 
 use std::env;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use engine::device::Device;
 use engine::watchdog::{Hang, Watchdog};
 use hint::Hint;
 
-/// The variable that says so, in seconds; with 0 nobody looks.
+/// The variable with the limit in seconds; 0 is no limit.
 pub(super) const VARIABLE: &str = "GPTOSS_JIT_STEP_TIMEOUT";
 
 const DEFAULT: Duration = Duration::from_secs(15);

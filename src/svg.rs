@@ -1,4 +1,4 @@
-//! What plots have in common.
+//! Common parts of plots.
 
 /// The beginning of a picture of this size, in pixels, on white; `</svg>` ends it.
 pub(super) fn begin(width: f64, height: f64) -> String {

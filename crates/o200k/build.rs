@@ -1,6 +1,6 @@
-//! Takes the tokens over from `tiktoken-rs` one by one, and lays them out as `src/lib.rs` reads them. Unpacking them
-//! takes that crate longer than all else that a short command does. Its encoder panics on text on which its regular
-//! expression backtracks too far, and cannot encode bytes that are not UTF-8.
+//! Copies the tokens from `tiktoken-rs`, in the layout that `src/lib.rs` reads. Unpacking them at run time takes that
+//! crate longer than everything else in a short command. Its encoder panics on text on which its regular expression
+//! backtracks too far, and cannot encode bytes that are not UTF-8.
 
 use std::path::PathBuf;
 use std::{env, fs};

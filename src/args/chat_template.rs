@@ -1,4 +1,4 @@
-//! What the checkpoint's chat template takes besides the conversation.
+//! Extra values for the checkpoint's chat template.
 
 use std::path::PathBuf;
 

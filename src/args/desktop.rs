@@ -1,4 +1,4 @@
-//! What is left to the desktop on a card that shows one: memory, and turns.
+//! Consideration for the desktop on a card with a display: memory, and short launches.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ const LONGEST_LAUNCH: Duration = Duration::from_millis(50);
 /// The part of a maker's figure for the matrix units that kernels reach at least. A guess: nothing was measured.
 const REACHED: f64 = 0.25;
 
-/// Of chips whose maker's figures nobody wrote down: bf16 operations of a compute unit in a second. A guess, too.
+/// For chips without figures in a table: bf16 operations of a compute unit in a second. A guess, too.
 const ASSUMED_FLOP_PER_S: f64 = 512.0 * 1.5e9;
 
 /// Fewer rows than these would read weights for next to nothing.
 const LEAST_ROWS: usize = 16;
 
-/// Bytes of a device's memory that may be used, where nobody said how many.
+/// Bytes of a device's memory that may be used, unless set.
 ///
 /// # Errors
 /// The device's words.

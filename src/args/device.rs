@@ -1,4 +1,4 @@
-//! On what a model runs, how exactly, and from which kernels; and how it is loaded there.
+//! Flags of the device, the precision, the kernels and loading.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! What keys and values take, and how long steps are.
+//! Flags of keys and values, and of the length of steps.
 
 use clap::Args;
 use engine::Sizes;
@@ -110,8 +110,8 @@ pub(crate) enum Speculate {
     Off,
 }
 
-/// Rows of a step where nobody says how many: rings for windows grow with them, and so does the time that a prompt's
-/// part of a step keeps the others waiting.
+/// Default rows of a step: rings for windows grow with them, and so does the time for which a prompt's part of a step
+/// delays the others.
 const CHUNK: u32 = 512;
 
 /// The same on a GPU with [`LARGE_MEMORY`]. With 256 sequences of 512 + 256 tokens an H200 made 12,209 tok/s so, and

@@ -1,4 +1,4 @@
-//! Flags that several commands have, and what they open.
+//! Flags that several commands share, and what they open.
 
 pub(crate) mod chat_template;
 mod desktop;

@@ -1,4 +1,4 @@
-//! Which model.
+//! The flag and argument that name the model.
 
 use std::path::PathBuf;
 

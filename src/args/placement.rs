@@ -1,5 +1,4 @@
-//! What of a model the device has, and what of it stays in main memory: experts for the processor, the embedding for
-//! the device.
+//! Which parts of a model stay in main memory: experts for the processor, and the embedding table.
 
 use std::time::{Duration, Instant};
 
@@ -49,7 +48,7 @@ pub(crate) struct PlacementArgs {
 pub(super) struct Shares {
     /// Bytes of weights that the device is sure to have.
     pub(crate) weights: usize,
-    /// Bytes that these leave free; `None` where nobody says, or they do not fit.
+    /// Bytes that these leave free; `None` if unknown, or if they do not fit.
     pub(crate) left: Option<usize>,
     /// Whether experts make room for whatever else needs it.
     pub(crate) yields: bool,

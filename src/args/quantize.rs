@@ -1,4 +1,4 @@
-//! What becomes of matrices when a model is read.
+//! The flag for converting matrices while a model is read.
 
 use clap::{Args, ValueEnum};
 use model::checkpoint::Checkpoint;

@@ -1,4 +1,4 @@
-//! What a device has room for.
+//! What fits a device's memory.
 
 use engine::Sizes;
 use engine::blueprint;

@@ -1,4 +1,4 @@
-//! Where templates and tuning tables come from, and what is compiled for: flags that several commands have.
+//! Flags that several commands share: where templates and tuning tables come from, and the target.
 
 use std::path::PathBuf;
 
@@ -53,7 +53,7 @@ impl TargetArgs {
         self.source.templates.is_some() || self.source.tuning.is_some() || self.arch.is_some()
     }
 
-    /// What is compiled for.
+    /// The target of compilation.
     pub(crate) fn target(&self, tables: &TuningTables) -> anyhow::Result<Target> {
         self.arch.as_deref().map_or_else(|| Ok(host_target()), |arch| named_target(arch, tables))
     }

@@ -1,4 +1,4 @@
-//! Which tokenizer: the one that was named, that of the checkpoint, or the one that is built in.
+//! Chooses the tokenizer: the named one, else the checkpoint's, else the built-in one.
 
 use std::path::{Path, PathBuf};
 

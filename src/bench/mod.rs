@@ -1,6 +1,7 @@
-//! `bench`: tokens per second beside what the machine could do at most, and where the time goes.
+//! `bench`: tokens per second, compared with the machine's limits, and where the time goes.
 //!
-//! [`workbench::bench`] measures; [`report`] and [`plot`] tell it. [`predict`] is `--predict`, which measures nothing.
+//! [`workbench::bench`] measures; [`report`] and [`plot`] show the results. [`predict`] is `--predict`, which measures
+//! nothing.
 
 mod plot;
 mod predict;

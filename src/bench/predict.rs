@@ -1,5 +1,5 @@
-//! `bench --predict`: what a decode step would take on a GPU that is not here. The plan is the one that loading the
-//! model makes, its kernels are compiled, and [`workbench::predict`] reads what came of it.
+//! `bench --predict`: predicts the time of a decode step on a GPU that is not here. The plan is the one that loading
+//! the model makes; its kernels are compiled, and [`workbench::predict`] reads their machine code.
 
 use std::io::Write;
 
@@ -30,7 +30,7 @@ use workbench::predict::{PredictError, Prediction, Predictor, Round};
 /// graph (an H200: 0.87), and where the host launches kernel by kernel.
 const LAUNCHES_US: [f64; 2] = [1.0, 5.0];
 
-/// Batch sizes where nobody says which.
+/// Default batch sizes.
 const BATCHES: [u32; 3] = [1, 8, 32];
 
 /// A step that was predicted.
@@ -274,7 +274,7 @@ impl Report<'_> {
         output.table(&RIGHT, &cells.collect::<Vec<_>>(), &RIGHT)?;
         output.note(
             "1 us a launch is about what a captured step takes, 5 us one that the host launches kernel by kernel; the last \
-             column divides by what this model was too fast by on an H200, at as many rows",
+             column is divided by this model's error on an H200 at the same number of rows",
         );
         Ok(())
     }

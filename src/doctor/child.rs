@@ -17,7 +17,7 @@ const MAX_PRINTED_BYTES: u64 = 4 << 20;
 /// How often a child is asked whether it has ended.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What came of a child.
+/// The result of a child.
 pub(super) struct Ended {
     pub(crate) result: String,
     /// Its stderr, line by line; without what progress bars leave.

@@ -1,4 +1,4 @@
-//! One small kernel, all the way: rendered, compiled, loaded, launched, and compared with the reference.
+//! Takes one small kernel all the way: rendered, compiled, loaded, launched, and compared with the reference.
 
 use std::time::Duration;
 

@@ -16,7 +16,7 @@ use kernel::tuning::TuningTables;
 /// How long the tiny model may take, most of which is for compiling.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What came of `run` on a device.
+/// The result of `run` on a device.
 #[derive(Debug, Serialize)]
 pub(super) struct Verdict {
     /// As `--device` names it.
@@ -24,12 +24,12 @@ pub(super) struct Verdict {
     pub(super) works: bool,
     /// On what it ran, in words, or why it did not.
     pub(super) said: String,
-    /// Why it is this device, where nobody named it and it works.
+    /// Why it is this device, if none was named and it works.
     pub(super) why: Option<String>,
     pub(super) hint: Option<String>,
 }
 
-/// The verdict of the device that `run --device D` takes, and behind it, if nobody names one, of all others.
+/// The verdict of the device that `run --device D` takes, and, if none is named, then those of all others.
 ///
 /// # Errors
 /// If no process can be started.
@@ -50,7 +50,7 @@ pub(super) fn all(device: &Device, checks: &[Check]) -> anyhow::Result<Vec<Verdi
     std::iter::once(Ok(taken)).chain(of_others).collect()
 }
 
-/// The devices that need what a check is about, as their names begin; none where it is not about devices.
+/// The devices that need what a check is about, as their names begin; none if it is not about devices.
 pub(super) fn devices_of(check: &str) -> Option<&'static str> {
     match check {
         "C compiler" | "self-check" => Some("cpu"),

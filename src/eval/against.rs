@@ -1,4 +1,4 @@
-//! What a model is compared with: a file of probabilities, or a model.
+//! The base of a comparison: a file of probabilities, or a model.
 
 use std::fs::File;
 use std::io::Read;

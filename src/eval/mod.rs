@@ -1,7 +1,7 @@
-//! `eval`: how well a model predicts a text, and how far its predictions are from those of another.
+//! `eval`: how well a model predicts a text, and how far its predictions are from a base's.
 //!
-//! [`text`] finds the tokens, [`against`] what the model is compared with, [`report`] prints what came of it, [`plot`]
-//! draws it. The numbers are [`workbench::eval`]'s.
+//! [`text`] finds the tokens, [`against`] the base, [`report`] prints the results, [`plot`] draws them.
+//! [`workbench::eval`] computes the numbers.
 
 pub(crate) mod against;
 mod plot;

@@ -6,12 +6,12 @@ use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use crate::output::Output;
 
-/// How often a log is told.
+/// How often a log gets a line.
 const INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct ProgressLine<'a> {
     output: &'a Output,
-    /// None where nobody would see it.
+    /// None if it would not be seen.
     bar: Option<ProgressBar>,
     start: Instant,
     told: Instant,

@@ -137,7 +137,7 @@ impl Report<'_> {
     }
 }
 
-/// A number in a column: so many digits behind the point, and no sign before nothing but zeros. Perplexities of models
+/// A number in a column: this many digits after the point, and no sign before nothing but zeros. Perplexities of models
 /// that know nothing have hundreds of digits.
 fn written(value: f64, digits: usize) -> String {
     match value {

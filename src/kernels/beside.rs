@@ -1,4 +1,4 @@
-//! A template beside what runs today in its place, at a model's real shapes: predicted from the objects of both.
+//! Compares a template with the one that runs today, at a model's real shapes: predicted from the objects of both.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub(super) struct Beside {
     pub(crate) setup: Setup,
     /// The template, with the parameters that it would have.
     pub(crate) candidate: Candidate,
-    /// What would run without it. None where nothing would.
+    /// What would run without it. None if nothing would.
     pub(crate) incumbent: Option<Candidate>,
 }
 

@@ -30,14 +30,14 @@ use workbench::check::parent::Children;
 use workbench::check::uses::Uses;
 use workbench::check::{Checked, Checker, Runner, Selection, child};
 
-/// Failures of one template that are told in full; `--json` has all.
+/// Failures of one template that are printed in full; `--json` has all.
 const MAX_TOLD: usize = 3;
 
 /// Seconds that a case may take, and one of a file that is watched.
 const DEADLINE: u32 = 120;
 const WATCHED_DEADLINE: u32 = 5;
 
-/// How often it is told how far a long check is.
+/// How often a long check reports its progress.
 const TELLS_EVERY: Duration = Duration::from_secs(10);
 
 #[derive(clap::Args)]
@@ -255,7 +255,7 @@ pub(super) fn work(args: &CheckArgs) -> anyhow::Result<()> {
     Ok(child::run(&setup.checker(runner), &setup.selection(args))?)
 }
 
-/// Children of this program, told what it was told.
+/// Child processes of this program, with the same arguments.
 fn children(args: &CheckArgs) -> Children {
     let words = std::iter::once(CHECK_WORKER.into()).chain(std::env::args_os().skip(1)).collect();
     let (stop, until) = (Default::default(), None);

@@ -1,5 +1,5 @@
-//! `kernels show --isa`: the machine code of a template's kernel beside the lines of the template that it comes from,
-//! by the compiler's own table of lines; what it uses, how many waves of it a SIMD holds, and what keeps it from more.
+//! `kernels show --isa`: the machine code of a template's kernel beside the template's lines, by the compiler's own
+//! line table; its resources, how many waves fit a SIMD, and what limits them.
 
 use anyhow::anyhow;
 use serde_json::json;

@@ -1,5 +1,5 @@
-//! `kernels check --memory`: where waves of a template meet in banks of LDS, and touch more lines of the cache than
-//! they need.
+//! `kernels check --memory`: where a template's waves have bank conflicts in LDS, and touch more cache lines than they
+//! need.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::output::Output;
 use workbench::check::{AtLine, Checked};
 
-/// Lines of a template that are told.
+/// Lines of a template that are printed.
 const MAX_TOLD: usize = 12;
 
 /// A line of a template, in `--json` all of them.

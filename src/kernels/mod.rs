@@ -1,7 +1,7 @@
-//! `kernels ls`: what there is, and what fits. `kernels show` is in [`show`] and [`isa`], `kernels plan` in [`plan`],
-//! `kernels check` in [`check`], [`speed`] and [`watch`], `kernels predict` in [`predict`], `kernels replay` in
-//! [`replay`], `kernels compare` in [`compare`]; [`beside`] is what runs today beside a template, [`quick`] a check of
-//! one.
+//! `kernels ls`: the templates, and which of them fit. `kernels show` is in [`show`] and [`isa`], `kernels plan` in
+//! [`plan`], `kernels check` in [`check`], [`speed`] and [`watch`], `kernels predict` in [`predict`], `kernels replay`
+//! in [`replay`], `kernels compare` in [`compare`]. [`beside`] compares a template with the one that runs today,
+//! [`quick`] checks one template.
 
 mod beside;
 mod check;

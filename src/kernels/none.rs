@@ -1,4 +1,4 @@
-//! Why a name selects no template: it is misspelled, or those that it names do not fit the target.
+//! Explains why a name selects no template: it is misspelled, or the templates of that name do not fit the target.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use kernel::template::library::Library;
 use kernel::template::{Params, Template};
 use workbench::check::Selection;
 
-/// So many templates that do not fit are told.
+/// Most misfits that are printed.
 const MAX_TOLD: usize = 3;
 
 /// Refuses parameters that one of these templates does not declare: no test would fit it.

@@ -1,4 +1,4 @@
-//! `kernels predict`: times that a journal of `tune` has, beside those that are predicted from the kernels' objects.
+//! `kernels predict`: the times of a journal of `tune`, compared with predictions from the kernels' objects.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -102,8 +102,8 @@ pub(super) fn run(args: &PredictArgs, output: &Output) -> anyhow::Result<()> {
     let n_left = n_measured - both.len();
     if n_left > 0 {
         output.note(&format!(
-            "{n_left} of {n_measured} times are of kernels that there are no more, that cannot be compiled, or of \
-             which there is no prediction"
+            "{n_left} of {n_measured} times belong to kernels that no longer exist, cannot be compiled, or have no \
+             prediction"
         ));
     }
     let pairs: Vec<(Measured, f64)> =

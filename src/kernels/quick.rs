@@ -1,4 +1,4 @@
-//! A quick check of one template: the cases that are most likely to fail, in processes of their own.
+//! A quick check of one template: the cases that are most likely to fail, each in a separate process.
 
 use std::ffi::OsString;
 use std::path::Path;

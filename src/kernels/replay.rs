@@ -1,4 +1,4 @@
-//! `kernels replay`: a launch that `run --capture-launch` wrote, made again by any kernel on any device.
+//! `kernels replay`: repeats a launch that `run --capture-launch` wrote, with any kernel on any device.
 
 use std::path::PathBuf;
 
@@ -48,7 +48,7 @@ pub(super) struct ReplayArgs {
 /// What a debugger wants of the C++ compiler.
 const FOR_A_DEBUGGER: [&str; 2] = ["-g", "-Og"];
 
-/// What came out is not right.
+/// The outputs are wrong.
 #[derive(Debug, thiserror::Error)]
 #[error("the kernel is wrong")]
 struct ReplayWrong;

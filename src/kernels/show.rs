@@ -1,6 +1,6 @@
 //! `kernels show`: a template as the compiler gets it, for a problem that it fits.
 //!
-//! Without a word about the problem it is the first one of gpt-oss-20b's forward pass that the template fits, else the
+//! Without flags for the problem, it is the first one of gpt-oss-20b's forward pass that the template fits, else the
 //! first of its op's tests; stderr says which.
 
 use std::collections::BTreeMap;
@@ -312,7 +312,7 @@ fn assignment(text: &str) -> Result<(String, String), String> {
 }
 
 impl RenderedFor {
-    /// Renders it with the parameters that the tables choose for so many rows.
+    /// Renders it with the parameters that the tables choose for this many rows.
     fn take_params_of_tables(&mut self, args: &KernelArgs, tokens: u32) -> anyhow::Result<()> {
         let source = &args.target.source;
         let chooser = Chooser::new(source.library()?, source.tables()?, self.target.clone())?;

@@ -1,5 +1,5 @@
-//! `kernels check --speed`: the time of GPU kernels at a model's shapes, beside that of what runs today, and of AMD's
-//! the hot loops, as llvm-mca predicts them, or counted. No number here is measured.
+//! `kernels check --speed`: predicted times of GPU kernels at a model's shapes, compared with what runs today; for AMD
+//! also the hot loops, predicted by llvm-mca or counted. No number here is measured.
 
 use anyhow::{Context as _, anyhow};
 use serde::Serialize;

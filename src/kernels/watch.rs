@@ -1,5 +1,5 @@
-//! `kernels check --watch FILE`: whenever the file is saved, one line that says whether it is right, and how long it
-//! takes beside what runs today.
+//! `kernels check --watch FILE`: at each save, one line that says whether the kernel is right, and how fast it is
+//! compared with what runs today.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ use workbench::timing::{Bench, Candidate, ROUNDS, Setup, Weights};
 /// How often the file is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the cases of all precisions may take, where nobody says how long those of one.
+/// Default time for the cases of all precisions.
 const WITHIN: Duration = Duration::from_secs(2);
 
 /// What a last cache holds where no table says it, in bytes.
@@ -103,7 +103,7 @@ pub(super) fn run(watch: &Watch<'_>, output: &Output) -> anyhow::Result<()> {
             store.compiler().compile_until(None);
             // The verdict is of another text than the one that is there.
             if stop.load(Ordering::Relaxed) {
-                output.detail("saved while it was tried: begun anew");
+                output.detail("saved during the check: starting again");
                 last = None; // also where the bytes are the same again
                 continue;
             }

@@ -14,7 +14,7 @@ use engine::plan::capture::{Capture, CapturedLaunch};
 use system::units::human_bytes;
 use workbench::replay::file;
 
-/// What is wanted, and what came of it.
+/// The requested capture, and its result.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub(crate) struct CaptureArgs {
     /// Write a launch with everything it reads and writes into FILE, for `kernels replay`: of this node, as `kernels
@@ -43,9 +43,7 @@ impl CaptureArgs {
         let (node, step) = text.split_once(',').map_or((&*text, Some(1)), |(node, step)| (node, step.parse().ok()));
         match step {
             Some(step) if step > 0 => Ok((node.trim().to_owned(), step)),
-            _ => Err(UsageError(format!(
-                "--capture-launch {text}: expected a number of a step, from 1, behind the comma"
-            ))),
+            _ => Err(UsageError(format!("--capture-launch {text}: expected a step's number, from 1, after the comma"))),
         }
     }
 

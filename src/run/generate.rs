@@ -1,4 +1,4 @@
-//! `run -m generate`: a prompt, and how the model goes on.
+//! `run -m generate`: continues a prompt.
 
 use std::io::{IsTerminal, stdin};
 use std::time::Instant;
@@ -43,7 +43,7 @@ pub(super) fn run(args: &Args, output: &Output) -> anyhow::Result<()> {
     Generation { output, tokenizer: &tokenizer, start }.run(&mut engine, request)
 }
 
-/// The text to continue: `-i`, or what comes through a pipe, less the line end that `echo` adds.
+/// The text to continue: `-i`, or the text from a pipe, without the line end that `echo` adds.
 fn prompt(args: &Args) -> anyhow::Result<Vec<u8>> {
     if let Some(text) = &args.input {
         return Ok(text.as_encoded_bytes().to_vec());

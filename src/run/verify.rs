@@ -1,4 +1,4 @@
-//! `run -m getp -v FILE`: the generated ids against a file of expected ones.
+//! `run -m getp -v FILE`: compares the generated ids with a file of expected ones.
 
 use std::path::Path;
 
@@ -84,7 +84,7 @@ fn compare_ids(expected: &[u32], generated: &[u32]) -> Comparison {
     }
 }
 
-/// In the seeds' words, so that whoever greps for them finds them.
+/// In the words of gpt-oss-amd, so that scripts that search for them find them.
 fn describe(request: usize, n_tokens: usize, comparison: &Comparison) -> String {
     match comparison {
         Comparison::Match => format!("✅ Request #{request}: Match ({n_tokens} tokens)"),

@@ -1,5 +1,5 @@
-//! `--config`: flags of `serve` in a file, by their names. They go in front of those of the command line: of a flag
-//! with one value the last counts, of a flag that may be repeated all do.
+//! `--config`: flags of `serve` in a file, by their names. They precede the command line's flags: the last value of a
+//! flag counts, and values of a repeatable flag are combined.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(crate) fn values_of(flag: &str, words: &[OsString]) -> Vec<OsString> {
     values
 }
 
-/// Where the command is, behind the flags of all commands.
+/// Where the command is, after the flags of all commands.
 fn command_at(words: &[OsString]) -> Option<usize> {
     let mut at = 1;
     while words.get(at)?.as_encoded_bytes().starts_with(b"-") {

@@ -1,4 +1,4 @@
-//! What ends a server: signals, or what Windows has in their place.
+//! What ends a server: signals, or their equivalents on Windows.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 #[cfg(windows)]
 use tokio::signal::windows::{CtrlC, CtrlClose, ctrl_c, ctrl_close};
 
-/// What comes from a person at a terminal, and from a system that ends its services.
+/// The signals of a person at a terminal, and of a system that ends its services.
 #[cfg(unix)]
 pub(super) struct Ending(Signal, Signal);
 #[cfg(windows)]

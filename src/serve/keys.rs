@@ -1,6 +1,6 @@
 //! The API keys of a server: those of its flags, of a file, and of a variable.
 //!
-//! A key that no request can bring would let nobody in, and one of nothing everybody: both are errors.
+//! A key that no request can contain would admit no one, and an empty key everyone: both are errors.
 
 use std::ffi::OsString;
 use std::fs;
@@ -17,7 +17,7 @@ pub(super) const VARIABLE: &str = "GPTOSS_JIT_API_KEY";
 /// The keys of all three places: `flags`, the lines of a file, and what the variable holds.
 ///
 /// # Errors
-/// One that is none, with where it stands; a file without keys, or that cannot be read.
+/// An invalid key, with its place; a file without keys, or that cannot be read.
 pub(super) fn read(flags: &[String], file: Option<&Path>, variable: Option<OsString>) -> anyhow::Result<Keys> {
     let mut keys = Vec::new();
     for flag in flags {
@@ -48,7 +48,7 @@ fn lines(path: &Path) -> anyhow::Result<Vec<(String, KeyLimits)>> {
     Ok(keys)
 }
 
-/// A key, and behind it what it may do.
+/// A key, and after it what it may do.
 fn limited(line: &str, place: &str) -> Result<(String, KeyLimits), UsageError> {
     let mut words = line.split_ascii_whitespace();
     let (first, mut limits) = (words.next().unwrap_or_default(), KeyLimits::default());
@@ -69,13 +69,15 @@ fn limited(line: &str, place: &str) -> Result<(String, KeyLimits), UsageError> {
 fn key(text: &str, place: &str) -> Result<String, UsageError> {
     let key = text.trim();
     if key.is_empty() {
-        return Err(UsageError(format!("{place} is empty, and would open to everybody; leave it out for that")));
+        return Err(UsageError(format!("{place} is empty, and would admit everyone; leave it out for that")));
     }
     if key.bytes().all(|byte| byte.is_ascii_graphic()) { Ok(key.to_owned()) } else { Err(not_ascii(place)) }
 }
 
 fn not_ascii(place: &str) -> UsageError {
-    UsageError(format!("{place} is a key that no request can bring, expected visible ASCII characters without blanks"))
+    UsageError(format!(
+        "{place} is a key that no request can contain, expected visible ASCII characters without blanks"
+    ))
 }
 
 #[cfg(test)]
@@ -131,6 +133,6 @@ mod tests {
     fn a_key_that_is_no_text_is_an_error_and_not_left_out() {
         use std::os::unix::ffi::OsStringExt;
         let error = read(&[], None, Some(OsString::from_vec(vec![b'a', 0xff]))).unwrap_err();
-        assert!(error.to_string().starts_with("GPTOSS_JIT_API_KEY is a key that no request can bring"), "{error}");
+        assert!(error.to_string().starts_with("GPTOSS_JIT_API_KEY is a key that no request can contain"), "{error}");
     }
 }

@@ -24,13 +24,13 @@ use system::units::counted;
 pub(super) struct Life {
     runtime: Runtime,
     listener: Arc<Listener>,
-    /// How often the process was told to end.
+    /// How many signals to end the process got.
     n_signals: watch::Receiver<u32>,
     /// False while the model is loaded: then there is nothing to drain.
     is_loaded: watch::Sender<bool>,
 }
 
-/// For what was told last to reach the clients.
+/// Time for the last bytes to reach the clients.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How often it is looked whether all requests have ended.
@@ -81,7 +81,7 @@ impl Life {
         self
     }
 
-    /// Goes on until the process is told to end or the engine fails.
+    /// Runs until the process is asked to end or the engine fails.
     ///
     /// # Errors
     /// If the engine failed.

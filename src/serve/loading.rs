@@ -1,4 +1,4 @@
-//! Loading the model: at the start, and again where it was unloaded since nobody asked.
+//! Loads the model: at the start, and again after it was unloaded.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! `serve`: OpenAI's API over HTTP. Here are its flags, the model behind it, and its life: it binds before it loads,
-//! tells its address when it can answer, and drains before it ends.
+//! `serve`: OpenAI's API over HTTP. Here are its flags, its model, and its life: it binds before it loads, prints its
+//! address when it can answer, and drains before it ends.
 
 pub(crate) mod config;
 mod ending;
@@ -219,7 +219,7 @@ fn is_date(text: &str) -> bool {
     marks && (1..=days).contains(&day)
 }
 
-/// An origin as browsers send it: a scheme and a host, and nothing behind.
+/// An origin as browsers send it: a scheme and a host, and nothing after.
 fn origin(text: &str) -> Result<HeaderValue, String> {
     let is_origin = text.split_once("://").is_some_and(|(scheme, host)| {
         let is_scheme =
@@ -228,7 +228,7 @@ fn origin(text: &str) -> Result<HeaderValue, String> {
     });
     if !is_origin && text != "*" {
         return Err(
-            "expected a scheme and a host, without a slash behind, such as https://chat.example.com, or `*`".into()
+            "expected a scheme and a host, without a slash at the end, such as https://chat.example.com, or `*`".into(),
         );
     }
     text.parse().map_err(|_| "expected visible ASCII characters".to_owned())
@@ -277,7 +277,7 @@ pub(crate) fn run(mut args: Args, output: &Output) -> anyhow::Result<()> {
     let batches = args.batch_dir.as_deref().map(|folder| Batches::open(folder, limits)).transpose()?;
     let keys = keys::read(&args.api_key, args.api_key_file.as_deref(), std::env::var_os(keys::VARIABLE))?;
     let tcp = args.bind()?;
-    let address = tcp.local_addr().context("could not tell the address that is listened on")?;
+    let address = tcp.local_addr().context("could not read the listener's address")?;
     if keys.is_empty() && !address.ip().is_loopback() {
         output.warning(&format!("anyone who reaches {address} can use it: there is no `--api-key`"));
     }
@@ -340,7 +340,7 @@ impl Args {
         let found = (without_brackets(&self.host), self.port).to_socket_addrs();
         let addresses: Vec<SocketAddr> = found.with_context(|| format!("could not find the address {name}"))?.collect();
         let tcp = TcpListener::bind(&addresses[..]).with_context(|| format!("could not listen on {name}"))?;
-        tcp.set_nonblocking(true).context("could not make the listener wait for nobody")?;
+        tcp.set_nonblocking(true).context("could not make the listener non-blocking")?;
         Ok(tcp)
     }
 

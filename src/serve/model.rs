@@ -1,4 +1,4 @@
-//! What is behind a server: an engine on its thread, or a script.
+//! The backend of a server: an engine on its thread, or a script.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(super) struct Served {
     pub(crate) ends: Vec<u32>,
     /// How chats are written and read, if the model has a way.
     pub(crate) chat: Result<Arc<dyn ChatFormat>, ChatFormatError>,
-    /// What the model is called where nobody says otherwise.
+    /// The default name of the model.
     pub(crate) own_name: String,
     pub(crate) sizes: String,
     /// What computes, for people.
@@ -234,14 +234,14 @@ pub(super) fn sizes(args: &Args, room: &Room<'_>) -> Sizes {
     Sizes::for_tokens(n_slots, n_tokens, n_slots.max(LOGIT_ROWS))
 }
 
-/// Rows of a step that give logits, where few sequences run: a prompt whose tokens are told with their
-/// log-probabilities is computed in so many at a time, each of which takes 4 bytes for every token of the vocabulary.
+/// Rows of a step that give logits, if few sequences run: a prompt whose log-probabilities are requested is computed in
+/// chunks of this many rows, each of which takes 4 bytes for every token of the vocabulary.
 const LOGIT_ROWS: usize = 64;
 
 /// The rings of all slots take a quarter of the cache at most.
 const RINGS_SHARE: usize = 4;
 
-/// Nobody is given less without having asked; that it does not fit is then an error.
+/// The shortest context without a request for less; if it does not fit, that is an error.
 const LEAST_CONTEXT: usize = 1024;
 
 fn ring_bytes(layout: &KvLayout) -> usize {

@@ -1,4 +1,4 @@
-//! A replica of `serve -g N`: it has the model, and answers the process that started it.
+//! A replica of `serve -g N`: it has the model, and answers its parent process.
 
 use super::Args;
 use super::model::{Spoken, cache_facts, fingerprint, shares_cores};
@@ -12,7 +12,7 @@ use serve::metrics::KvCacheFacts;
 use serve::replica::ServeReplicaReady;
 use serve::replica::child::Orders;
 
-/// Loads the model and answers requests until nobody is left to ask.
+/// Loads the model and answers requests until its parent is gone.
 pub(super) fn work(args: &Args, output: &Output) -> anyhow::Result<()> {
     // A service manager tells all processes of a server to end, and requests are to be answered all the same.
     leave_to_the_parent(&ENDING)?;

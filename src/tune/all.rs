@@ -1,5 +1,5 @@
-//! All pieces in their order: first those at which parameters are searched for, of every problem, then what is compared
-//! and what lies between. Whatever ends it early, the numbers of rows that matter most were searched.
+//! All pieces in their order: first the row counts at which parameters are searched, for every problem, then
+//! comparisons and the counts between. If the job ends early, the most important row counts have been searched.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +18,7 @@ use workbench::tune::judge::JudgeError;
 use workbench::tune::tuner::{TuneError, Tuned, Tuner};
 use workbench::tune::walk::first_requests;
 
-/// What is asked for, and who is told.
+/// The requested job, and its observer.
 pub(super) struct All<'a> {
     pub(crate) args: &'a Args,
     pub(crate) setup: &'a Setup,
@@ -30,7 +30,7 @@ pub(super) struct All<'a> {
     pub(crate) until: Option<Instant>,
 }
 
-/// Of kernels that nobody waits for yet.
+/// Compiles kernels ahead, with low priority.
 struct Ahead;
 
 impl Progress for Ahead {
@@ -40,8 +40,8 @@ impl Progress for Ahead {
 }
 
 impl All<'_> {
-    /// Tunes all pieces; what came of them is problem by problem, the fewest rows first. Also whether the time was over
-    /// before the end.
+    /// Tunes all pieces; the results are problem by problem, the fewest rows first. Also returns whether the time was
+    /// over before the end.
     pub(crate) fn tune(&self, tuner: &mut Tuner<'_>, pieces: &[Piece]) -> anyhow::Result<(Vec<Tuned>, bool)> {
         let of_no_launch = |piece: &&Piece| !self.args.stale && self.setup.is_only_fused(piece);
         let (n_fused, all) = (pieces.iter().filter(of_no_launch).count(), pieces.len());

@@ -1,4 +1,4 @@
-//! `tune diff`: two tables held against each other on a device.
+//! `tune diff`: compares two tables on a device.
 
 use std::path::{Path, PathBuf};
 
@@ -117,7 +117,7 @@ fn print(found: &[Differs], setup: &Setup, output: &Output) -> anyhow::Result<()
         return Ok(output.json(&serde_json::json!({ "schema": 1, "kind": kind, "device": device, "differ": rows }))?);
     }
     if found.is_empty() {
-        output.note("the tables choose alike for everything that was asked");
+        output.note("the tables make the same choice everywhere");
         return Ok(());
     }
     let us = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.2}"));

@@ -1,5 +1,5 @@
-//! Correctness of predicted rows: a kernel that they would choose has run in the simulator, or has the text that the
-//! program's own tests run there.
+//! Checks predicted rows: a kernel that they would choose has run in the simulator, or has the text that the program's
+//! own tests run there.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -36,7 +36,7 @@ const DEADLINE: Duration = Duration::from_secs(20);
 /// Of `--within`, a quarter is left for the simulator, but no more than this.
 pub(super) const FOR_CHECKS: Duration = Duration::from_secs(30);
 
-/// What came of a kernel in the simulator.
+/// The result of a kernel in the simulator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Finding {
     Right,
@@ -118,7 +118,7 @@ pub(super) fn may_have_work(setup: &Setup) -> bool {
 }
 
 impl Gate<'_> {
-    /// The digest of what would run in the simulator, and what came of it.
+    /// The digest of the text for the simulator, and its result.
     fn look(&mut self, row: &NewRow) -> anyhow::Result<(String, Finding)> {
         let problems = self.setup.job.problems.iter().map(|one| &one.problem);
         let mut problems = problems.filter(|problem| row.proof.problem.as_ref() == Some(&problem.identity()));
@@ -148,7 +148,7 @@ impl Gate<'_> {
         Ok(render(library, template, problem, &row.params, target)?.source)
     }
 
-    /// Runs it on its test shapes with the row's parameters, unless the journal has what came of that.
+    /// Runs it on its test shapes with the row's parameters, unless the journal has the result.
     fn run(&mut self, row: &NewRow, problem: &Problem, evidence: &str) -> anyhow::Result<Finding> {
         let simulator = format!("sim:{}", self.simulated.arch);
         let about = json!({ "simulator": simulator, "template": row.template, "params": row.params });

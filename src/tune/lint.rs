@@ -1,4 +1,4 @@
-//! `tune lint`: rows of tables that deserve a look.
+//! `tune lint`: finds tuning rows that deserve a look.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ impl Unusable {
     }
 }
 
-/// A target with what its rows are held against.
+/// A target with the data that its rows are compared with.
 struct Judged {
     chooser: Chooser,
     models: KnownModels,

@@ -1,9 +1,9 @@
 //! `tune`: finds the fastest kernels of a model's forward pass on a device, or predicts them with a model of the chip,
 //! and writes them into a tuning table.
 //!
-//! [`setup`] says what is tuned, [`all`] in which order, [`progress`] shows how it goes, [`report`] prints what came of
-//! it, [`plot`] draws it, [`write`] makes rows of it, of kernels that [`gate`] lets through, and [`steps`] measures
-//! whole steps with these. How kernels are judged is [`workbench::tune`]'s.
+//! [`setup`] lists what is tuned, [`all`] gives the order, [`progress`] shows the progress, [`report`] prints the
+//! results, [`plot`] draws them, [`write`] makes rows of them, for kernels that [`gate`] lets through, and [`steps`]
+//! measures whole steps with these rows. [`workbench::tune`] judges kernels.
 
 mod all;
 mod diff;

@@ -1,4 +1,4 @@
-//! What was found, drawn: a panel for each problem and kind of step.
+//! A plot of the results: a panel for each problem and kind of step.
 
 use super::setup::Setup;
 use super::write::chosen;

@@ -22,7 +22,7 @@ const LOOK: Duration = Duration::from_secs(1);
 struct UnderWay {
     what: String,
     since: Instant,
-    /// When something was told.
+    /// The time of the last line.
     told: Instant,
     n_compiled: usize,
 }
@@ -35,7 +35,7 @@ pub(super) struct Bar<'a> {
     n_better: AtomicUsize,
     n_tried: AtomicUsize,
     under_way: Arc<Mutex<UnderWay>>,
-    /// Whoever tells of long pieces ends with this.
+    /// Ends the thread that reports long pieces.
     _teller: mpsc::Sender<()>,
 }
 

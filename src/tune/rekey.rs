@@ -1,4 +1,4 @@
-//! `tune rekey`: rows that keep their problem when its contract gets a name.
+//! `tune rekey`: rows keep matching their problem after its contract gets a name.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What is tuned, and who judges.
+//! What is tuned, and which judge is used.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -140,7 +140,7 @@ impl Setup {
         self.which.iter().map(|&i| &self.job.problems[i].problem)
     }
 
-    /// The device in words, or what stands in for it.
+    /// The device in words, or its stand-in.
     pub(crate) fn device(&self) -> Option<&str> {
         self.opened.as_ref().map(|(name, _)| name.as_str())
     }

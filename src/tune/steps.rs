@@ -1,4 +1,4 @@
-//! Whole steps with the rows that were found and without them, beside what the machine could do at most.
+//! Whole steps with and without the new rows, compared with the machine's limits.
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,7 +32,7 @@ use workbench::tune::step::{Decision, Outcome, StepWork, Steps, decide as decide
 /// How often old and new are measured in turn.
 const PAIRS: usize = 3;
 
-/// Batches whose steps decide where nobody says which, as far as steps have so many rows.
+/// Default batches whose steps decide, as far as steps have that many rows.
 const BATCHES: [u32; 5] = [1, 2, 8, 32, 256];
 
 /// What whole steps say.
@@ -154,7 +154,7 @@ impl Engines<'_> {
         let nth = self.n_done.entry((work.name.clone(), rows.clone())).or_default();
         *nth += 1;
         let device = setup.device().unwrap_or_default();
-        // The tables behind the new rows, and the templates, decide too.
+        // The tables after the new rows, and the templates, decide too.
         let behind = self.tables.rows_for(setup.target()).map(|row| format!("{row:?}"));
         let behind = Digest::of(behind.collect::<String>().as_bytes()).to_string();
         let library = setup.chooser.library().templates().map(|template| &*template.file.text);

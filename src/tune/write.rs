@@ -1,4 +1,4 @@
-//! What was found, as rows of the target's tuning table.
+//! Writes the results as rows of the target's tuning table.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -73,7 +73,7 @@ pub(super) fn rows(all: &[Tuned], args: &Args, setup: &Setup) -> anyhow::Result<
 /// Puts rows into the table of the target: in `--tuning`, else in the user's config folder.
 pub(super) fn write(rows: &[NewRow], setup: &Setup, output: &Output) -> anyhow::Result<()> {
     if rows.is_empty() {
-        output.note("nothing is better than what the tables say: nothing is written");
+        output.note("nothing is better than the tables' choices: nothing is written");
         return Ok(());
     }
     let path = setup::folder(&setup.args().source)?.join(format!("{}.toml", name(setup)));

@@ -140,7 +140,7 @@ class Room:
         cells = [obstacle, ending(doctor.returncode, report["device"]), ending(run.returncode, ran), ending(*serve[:2])]
         is_same = said == said_by_server
         cells.append(said if is_same else f"{said} **serve:** {said_by_server}")
-        cells.append(findings(report))
+        cells.append(findings(report, said))
         return "| " + " | ".join(self.without_paths(cell).replace("|", "\\|") for cell in cells) + " |"
 
     def without_paths(self, text):
@@ -172,19 +172,24 @@ def sentences(text):
     return re.sub(" +", " ", " ".join(kept)) or "—"
 
 
-def findings(report):
-    """Of the checks of AMD's parts what is not as it should be, and what is to be done."""
+def findings(report, said):
+    """Of the checks of AMD's parts what is not as it should be, and what is to be done: in short what `run` said too."""
+    def unless_said(text, hint=None):
+        text, hint_, said_ = (re.sub(r"\s+", " ", words or "") for words in (text, hint, said))
+        if text in said_ and hint_ in said_:
+            return "the same words"
+        return f"{text}. hint: {hint}" if hint else text
+
     found = []
     for check in report["checks"]:
         told = [line for line in check["details"] if "is ignored" in line]
         if check["name"] in ("AMD driver", "HIP runtime", "hipRTC") and check["state"] != "ok":
             told = [line for line in check["details"] if is_finding(line)][:2]
         if told:
-            hint = f". hint: {check['hint']}" if check["hint"] else ""
-            found.append(f"{check['name']} {check['state']}: {'; '.join(told)}{hint}")
+            found.append(f"{check['name']} {check['state']}: {unless_said('; '.join(told), check['hint'])}")
     verdict = report.get("verdicts", [{}])[0]
     if verdict.get("works") is False:
-        found.append(f"run: {verdict['said']}")
+        found.append(f"run: {unless_said(verdict['said'])}")
     return ". ".join(found) or "—"
 
 

@@ -86,8 +86,6 @@ def programs(records):
     # Where a runtime has no device one cell says so, for all of them.
     unknown = {(one["hip"], one["arch"]) for one in records if one["status"] == "not known"}
     remarks, rows = [], {}
-    yield row(["what runs", *(f"{hip} {arch}" for hip, arch in columns)])
-    yield row(["---"] * (1 + len(columns)))
     for name in in_order(one["cell"] for one in records):
         cells = []
         for hip, arch in columns:
@@ -103,7 +101,13 @@ def programs(records):
             elif name.startswith("logits"):
                 cells[-1] = one["note"]
         rows.setdefault(tuple(cells), []).append(name)
-    yield from (row(["; ".join(names), *cells]) for cells, names in rows.items())
+    # What is the same wherever a runtime knows the chip is said once.
+    same = {cells: told[0] for cells in rows if len(told := sorted({*cells} - {"", "not known"})) == 1}
+    yield from (f"- {told}, wherever the HIP knows the chip: {'; '.join(rows[cells])}" for cells, told in same.items())
+    yield ""
+    yield row(["what runs", *(f"{hip} {arch}" for hip, arch in columns)])
+    yield row(["---"] * (1 + len(columns)))
+    yield from (row(["; ".join(names), *cells]) for cells, names in rows.items() if cells not in same)
     yield ""
     yield from (f"{i + 1}. {remark or 'another text'}" for i, remark in enumerate(remarks))
 

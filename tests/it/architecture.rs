@@ -332,7 +332,7 @@ fn a_property_that_fails_leaves_no_file() {
 // ---- documents ----
 
 /// Documents whose commands are tried.
-const DOCUMENTS: [&str; 13] = [
+const DOCUMENTS: [&str; 14] = [
     "README.md",
     "CONTRIBUTING.md",
     "tuning/README.md",
@@ -344,6 +344,7 @@ const DOCUMENTS: [&str; 13] = [
     "docs/eval.md",
     "docs/status.md",
     "docs/cache.md",
+    "docs/testing.md",
     ".github/ISSUE_TEMPLATE/card.yml",
     ".github/ISSUE_TEMPLATE/kernel.yml",
 ];

@@ -1,4 +1,4 @@
-//! Answers, written down in the order of their prompts.
+//! Writes the answers in the order of their prompts.
 
 use std::io::{self, Write};
 
@@ -41,8 +41,8 @@ pub(crate) struct AnswerText {
 }
 
 impl AnswerText {
-    /// What an answer says, as chat completions tell it: messages of a kind are one text, what is said before a call or
-    /// the answer is part of it, and calls are not.
+    /// The fields of an answer as chat completions have them: messages of a kind are joined, preambles belong to the
+    /// content, and calls are left out.
     fn of_chat(mut parser: Box<dyn AnswerParser>, ids: impl Iterator<Item = u32>) -> Self {
         let (mut said, mut is_reasoning, mut is_fresh) = (Self::default(), None, false);
         let mut take = |event: AnswerEvent| match event {
@@ -77,7 +77,7 @@ pub struct Answers<'a> {
     pub batch: &'a Batch,
     /// Their answers, each in one of these.
     pub records: &'a [Records],
-    /// How they are written.
+    /// Format of the answers.
     pub format: OutFormat,
     /// What to call the model where a line does not.
     pub model: &'a str,
@@ -92,7 +92,7 @@ pub enum AnswersError {
     /// The model gave an id that the tokenizer does not have.
     #[error(transparent)]
     Tokens(#[from] LineError),
-    /// The system does not take them.
+    /// The system's error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }
@@ -318,7 +318,7 @@ mod tests {
         assert_eq!(escaped("a\nb\r\\n é"), "a\\nb\\r\\\\n é");
     }
 
-    /// Says what it is told to say.
+    /// Returns fixed events.
     #[derive(Debug)]
     struct Scripted(Vec<AnswerEvent>);
 

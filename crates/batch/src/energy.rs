@@ -1,4 +1,4 @@
-//! Energy of a run: the power that a device says it takes, added up.
+//! Energy of a run: the sum of the power that a device reports.
 
 use std::time::{Duration, Instant};
 

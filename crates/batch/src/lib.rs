@@ -23,7 +23,7 @@ use ::replica::ReplicaError;
 use engine::EngineError;
 use hint::Hint;
 
-/// Which prompt, and where it stands: ``2 (`prompts.txt`, line 3)``.
+/// A prompt's number and place: ``2 (`prompts.txt`, line 3)``.
 #[derive(Debug)]
 pub struct Place(String);
 
@@ -33,21 +33,21 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why prompts were not answered.
+/// Errors of answering prompts.
 #[derive(Debug, thiserror::Error)]
 pub enum BatchError {
-    /// They cannot be read.
+    /// The prompts cannot be read.
     #[error(transparent)]
     Source(#[from] source::SourceError),
-    /// One of them is wrong.
+    /// A line is wrong.
     #[error("could not run prompt {place}")]
     Line {
         place: Place,
         #[source]
         source: Box<request_line::LineError>,
     },
-    /// Two lines of a batch file have one name, so that nobody could tell their answers apart.
-    #[error("could not run prompt {place}: its `custom_id`, `{id}`, is that of prompt {first} too")]
+    /// Two lines of a batch file have the same `custom_id`, so their answers could not be distinguished.
+    #[error("could not run prompt {place}: prompt {first} has its `custom_id`, `{id}`, too")]
     SameId { id: String, first: Place, place: Place },
     /// An answer is recorded, to something else than what stands there now.
     #[error("could not go on: the recorded answer to prompt {place} is for another prompt or other settings")]
@@ -58,16 +58,16 @@ pub enum BatchError {
     /// One of several processes does not go on.
     #[error("could not go on after {n_done} of {n} answers")]
     Replica {
-        /// Answers that are kept.
+        /// Answers that were kept.
         n_done: usize,
         n: usize,
         #[source]
         source: ReplicaError,
     },
-    /// The engine does not go on.
+    /// The engine failed.
     #[error("could not go on after {n_done} of {n} answers")]
     Engine {
-        /// Answers that are kept.
+        /// Answers that were kept.
         n_done: usize,
         n: usize,
         #[source]

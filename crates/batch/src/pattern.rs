@@ -51,7 +51,7 @@ fn matching_in(folder: &Path, pattern: &OsStr, expression: &Regex) -> io::Result
     Ok(names)
 }
 
-/// What a name has to be. None where that cannot be said: then the pattern stands for itself.
+/// What a name has to be. None if that cannot be said: then the pattern stands for itself.
 fn expression(name: &OsStr) -> Option<Regex> {
     let mut text = String::from("(?s-u)^");
     let mut rest = name.to_str()?.chars();

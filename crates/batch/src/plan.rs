@@ -1,4 +1,4 @@
-//! Lines to requests: what each asks for, and what all of them need.
+//! Makes requests of lines, and collects what all of them need.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -57,7 +57,7 @@ pub struct Batch {
 /// A line, ready to run.
 #[derive(Debug)]
 pub(crate) struct Planned {
-    /// None where there is nothing to generate: the answer is empty.
+    /// None if there is nothing to generate: the answer is empty.
     pub(crate) request: Option<Request>,
     /// Tokens of the prompt.
     pub(crate) n_prompt: usize,
@@ -101,18 +101,18 @@ struct Measured {
 }
 
 impl Batch {
-    /// Whether prompt `i` is to be run here.
+    /// Whether prompt `i` runs here.
     pub fn has(&self, i: usize) -> bool {
         self.shard.is_none_or(|shard| shard.has(i))
     }
 
-    /// Number of prompts that are to be run here.
+    /// Number of prompts that run here.
     pub fn len(&self) -> usize {
         let n = self.source.len();
         self.shard.map_or(n, |shard| shard.count(n))
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -18,7 +18,7 @@ pub struct Prompter {
     usual: Usual,
 }
 
-/// What conversations are told where they do not say.
+/// Defaults for fields that conversations omit.
 #[derive(Clone, Debug, Default)]
 pub struct Usual {
     /// The date: `2025-06-28`.

@@ -1,4 +1,4 @@
-//! What one line asks for: a prompt, and how it is to be answered.
+//! One line of a file of prompts: a prompt, and how to answer it.
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub enum Prompt {
 pub(crate) struct Wishes {
     /// Tokens at most.
     pub(crate) max_new_tokens: Option<usize>,
-    /// How tokens are chosen.
+    /// Sampling.
     pub(crate) sampling: SamplingWishes,
     /// More ids that end the answer.
     pub(crate) stop_token_ids: Vec<u32>,
@@ -51,7 +51,7 @@ pub(crate) struct Wishes {
     pub(crate) logit_bias: Vec<(u32, f32)>,
 }
 
-/// What is wrong with a line.
+/// Problems of a line.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     #[error("not a JSON object: {0}")]
@@ -59,7 +59,7 @@ pub enum LineError {
     /// A field of another type.
     #[error("`{name}` {why}")]
     Field { name: &'static str, why: String },
-    /// Fields that nobody here knows, or can do.
+    /// Fields that are unknown or not supported here.
     #[error(
         "{} not supported in files of prompts{}",
         names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", "),
@@ -73,18 +73,18 @@ pub enum LineError {
     /// No prompt, or several.
     #[error("expected one of `prompt`, `messages` and `ids`, found {found}")]
     NotOnePrompt { found: usize },
-    /// A number that makes no sense.
+    /// A number out of its range.
     #[error("`{name}` is {found}, expected {expected}")]
     OutOfRange { name: &'static str, found: f64, expected: String },
     /// A field of a batch line that has to say something else.
     #[error("`{name}` is `{found}`, expected {expected}")]
     Word { name: &'static str, found: String, expected: &'static str },
-    /// A message that is none.
+    /// A message that is not valid.
     #[error("`messages[{index}]`: {problem}")]
     Message {
-        /// From 0.
+        /// Counted from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
     /// No sequence can begin with the prompt.
@@ -131,7 +131,7 @@ impl LineError {
         }
     }
 
-    /// OpenAI's word for it.
+    /// OpenAI's error code.
     pub(crate) fn code(&self) -> Option<&'static str> {
         match self {
             Self::Prompt(PromptError::TooLong { .. }) => Some("context_length_exceeded"),

@@ -4,11 +4,11 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-/// Every `of`-th prompt, from `index` on: prompts of a file are often sorted by how long they are, and shards that
-/// take turns are alike.
+/// Every `of`-th prompt, from `index` on: prompts of a file are often sorted by length, and shards that take turns have
+/// similar work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shard {
-    /// From 0.
+    /// Counted from 0.
     pub index: usize,
     /// How many there are; at least one.
     pub of: usize,
@@ -64,7 +64,7 @@ impl FromStr for Shard {
         let numbers = text.split_once('/').and_then(|(index, of)| Some((index.parse().ok()?, of.parse().ok()?)));
         match numbers {
             Some((index, of)) if index < of => Ok(Self { index, of }),
-            Some((_, of)) => Err(format!("shards are counted from 0: of {of} there is no such one")),
+            Some((_, of)) => Err(format!("there is no such shard of {of}: they are counted from 0")),
             None => Err("expected I/N, such as 0/4".to_owned()),
         }
     }

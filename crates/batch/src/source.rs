@@ -54,13 +54,13 @@ enum Text {
 #[derive(Clone, Copy, Debug)]
 struct LinePlace {
     part: u32,
-    /// From 1.
+    /// Counted from 1.
     number: u32,
     offset: u64,
     len_bytes: u32,
 }
 
-/// Why there are no prompts.
+/// Errors of sources of prompts.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// The system does not let us have them.
@@ -77,14 +77,14 @@ pub enum SourceError {
         /// The beginning of its first line.
         found: String,
     },
-    /// A text of another encoding.
+    /// A text in another encoding than UTF-8.
     #[error("could not read prompts `{name}`: it is written in {encoding}, expected UTF-8")]
     Encoding { name: String, encoding: &'static str },
-    /// A line that nobody wrote by hand, nor a program that knew what it did.
+    /// A line too long to be a prompt.
     #[error("could not read prompts `{name}`: line {line} has more than {MAX_LINE_BYTES} bytes")]
     LongLine {
         name: String,
-        /// From 1.
+        /// Counted from 1.
         line: u32,
     },
     /// No file has such a name.
@@ -225,12 +225,12 @@ impl Source {
         self.lines.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.lines.is_empty()
     }
 
-    /// How they are written.
+    /// Their format.
     pub fn format(&self) -> PromptFormat {
         self.format
     }
@@ -240,7 +240,7 @@ impl Source {
         &self.findings
     }
 
-    /// Which prompt `i` is, from 1, and where it stands, for messages.
+    /// The number of prompt `i`, from 1, and its place, for messages.
     pub fn place(&self, i: usize) -> String {
         let LinePlace { part, number, .. } = self.lines[i];
         format!("{} (`{}`, line {number})", i + 1, self.parts[part as usize].name)

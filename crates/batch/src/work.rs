@@ -1,4 +1,4 @@
-//! Requests through an engine, or through several, as slots get free, each answer recorded when it is finished.
+//! Runs requests through one engine, or several, as slots become free, and records each answer when it is finished.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -42,14 +42,14 @@ pub struct Statistics {
     pub latency_s: Vec<f32>,
     /// What the device of [`BatchRun::run`] took, in joules, where its driver says.
     pub joules: Option<f64>,
-    /// Whether somebody wanted the run to end before it was done.
+    /// Whether the run was interrupted before it was done.
     pub is_interrupted: bool,
 }
 
 /// A prompt that has something to generate.
 #[derive(Debug)]
 pub struct BatchJob {
-    /// Which prompt, from 0.
+    /// The prompt's index, from 0.
     pub index: usize,
     /// Of the prompt and all that its answer depends on.
     pub digest: u64,
@@ -60,7 +60,7 @@ pub struct BatchJob {
 /// The outcome of a job, with its place among the prompts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answered {
-    /// Which prompt, from 0.
+    /// The prompt's index, from 0.
     pub(crate) index: usize,
     pub(crate) digest: u64,
     pub(crate) outcome: Outcome,
@@ -96,7 +96,7 @@ impl InFlight {
         self.0.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -248,7 +248,7 @@ impl BatchRun<'_> {
         Ok(statistics)
     }
 
-    /// What comes after each step: whether there is to be another.
+    /// After each step: whether there is to be another.
     fn goes_on(
         &mut self,
         statistics: &mut Statistics,
@@ -268,7 +268,7 @@ impl BatchRun<'_> {
         BatchError::Engine { n_done: self.records.n_done(), n: self.batch.len(), source }
     }
 
-    /// The job of a prompt. None where there is nothing to generate, which is recorded.
+    /// The job of a prompt. None if there is nothing to generate, which is recorded.
     fn job(&mut self, index: usize, statistics: &mut Statistics) -> Result<Option<BatchJob>, BatchError> {
         let Planned { request, n_prompt, digest, .. } = match self.batch.plan(index)? {
             Ok(planned) => planned,

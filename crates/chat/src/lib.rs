@@ -15,7 +15,7 @@ use serde_json::Value;
 /// render a checkpoint's chat template, or to try a grammar.
 ///
 /// # Errors
-/// The work cannot be read, or what came of it not be written.
+/// The job cannot be read, or the result cannot be written.
 pub fn worker() -> Option<io::Result<()>> {
     let word = std::env::args_os().nth(1)?;
     match word.to_str()? {
@@ -25,7 +25,7 @@ pub fn worker() -> Option<io::Result<()>> {
     }
 }
 
-/// What stands between two messages of a kind where there is one text for both.
+/// The separator of two messages of a kind, where both become one text.
 pub const BETWEEN_MESSAGES: &str = "\n\n";
 
 /// The namespace of the functions that a developer defines.
@@ -38,7 +38,7 @@ pub enum Turn {
     System(String),
     /// Instructions, as a developer's message.
     Developer(String),
-    /// What the person says.
+    /// A message of the user.
     User(String),
     /// A message of the assistant.
     Assistant(AssistantMessage),
@@ -55,8 +55,8 @@ pub enum Turn {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AssistantMessage {
     pub part: MessagePart,
-    /// The whole message as it may stand in a prompt, in its format's tokens; none if the model left one of them out,
-    /// or nobody knows.
+    /// The whole message as it may be in a prompt, in its format's tokens; none if the model omitted one of them, or if
+    /// this is unknown.
     pub ids: Option<Vec<u32>>,
 }
 
@@ -72,11 +72,11 @@ pub enum MessagePart {
     Reasoning(String),
     Content {
         text: String,
-        /// What for; clients may not say.
+        /// Its purpose; clients may omit it.
         phase: Option<Phase>,
     },
     Call {
-        /// What its result names.
+        /// The id that its result refers to.
         id: String,
         /// The tool, as the model knows it.
         name: String,
@@ -93,7 +93,7 @@ impl MessagePart {
         Self::Content { text: text.into(), phase: Some(Phase::FinalAnswer) }
     }
 
-    /// Bytes that it takes, about.
+    /// Its approximate size in bytes.
     pub fn size_bytes(&self) -> usize {
         64 + match self {
             Self::Reasoning(text) | Self::Content { text, .. } => text.len(),
@@ -105,13 +105,13 @@ impl MessagePart {
 /// What words of the assistant are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// What is said on the way, before calls.
+    /// A preamble before calls.
     Commentary,
     FinalAnswer,
 }
 
 impl Phase {
-    /// As the API names it.
+    /// Its name in the API.
     pub fn name(self) -> &'static str {
         match self {
             Self::Commentary => "commentary",
@@ -133,7 +133,7 @@ pub enum Reasoning {
 }
 
 impl Reasoning {
-    /// As it is written: `low`.
+    /// Its spelling: `low`.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -150,7 +150,7 @@ pub struct Tool {
     pub namespace: String,
     /// As the model writes it: see [`is_tool_name`].
     pub name: String,
-    /// What it does, for the model.
+    /// Its purpose, for the model.
     pub description: Option<String>,
     /// A JSON schema of its arguments, in the order in which the model is to see it; None if it takes none.
     pub parameters: Option<Value>,
@@ -174,13 +174,13 @@ pub enum TextInput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResponseFormat {
     pub name: String,
-    /// What it is for, for the model.
+    /// Its purpose, for the model.
     pub description: Option<String>,
     pub schema: Value,
 }
 
-/// Whether a header can carry a name, and whoever reads it finds its end: no white space, nothing that begins a special
-/// token or arguments, and no more than 256 bytes. OpenAI allows less (`[a-zA-Z0-9_-]{1,64}`), MCP's servers use more.
+/// Whether a header can contain a name so that its end is clear: no white space, nothing that begins a special token or
+/// arguments, and at most 256 bytes. OpenAI allows less (`[a-zA-Z0-9_-]{1,64}`), MCP's servers use more.
 pub fn is_tool_name(name: &str) -> bool {
     let is_fit = |c: char| !c.is_whitespace() && !c.is_control() && !"<{[\"".contains(c);
     (1..=256).contains(&name.len()) && name.chars().all(is_fit)

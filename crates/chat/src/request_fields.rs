@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 
-/// Where a field stands.
+/// The kind of request with a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     Chats,
@@ -21,16 +21,16 @@ impl Place {
     pub const ALL: [Self; 4] = [Self::Chats, Self::Completions, Self::Responses, Self::Files];
 }
 
-/// What becomes of a field.
+/// The treatment of a field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// It does what its API says.
+    /// It is supported.
     Done,
     /// It is an error, unless its value asks for nothing.
     Refused,
-    /// It changes no answer.
+    /// It has no effect on answers.
     NoEffect,
-    /// It is no field there.
+    /// The field is unknown there.
     Unknown,
 }
 
@@ -89,7 +89,7 @@ impl RequestField {
         &self.neutral
     }
 
-    /// Whether a value asks for something.
+    /// Whether a value requests something.
     pub fn asks(&self, value: &Value) -> bool {
         if !self.neutral.is_empty() {
             let is_same =

@@ -1,5 +1,5 @@
 //! comgr, AMD's code object manager, opened with dlopen: disassembles an object and finds the source line of each
-//! instruction. hipRTC needs it, so wherever objects are made they can be read.
+//! instruction. hipRTC needs comgr, so it is available wherever AMD objects are compiled.
 //!
 //! It is an LLVM in a library: use it only in a process that may die. [`sys`] has the functions.
 
@@ -126,8 +126,8 @@ impl Comgr {
         Ok(all)
     }
 
-    /// The line of the source for each address, `kernel.hip:41`, with the lines that it was called from behind it where
-    /// functions were inlined, innermost first; none where the object does not say it.
+    /// The line of the source for each address, `kernel.hip:41`, with the lines that it was called from after it where
+    /// functions were inlined, innermost first; none if the object does not say it.
     ///
     /// - `object`: the whole ELF file
     ///

@@ -1,4 +1,4 @@
-//! The functions of comgr as the library has them: types, and pointers looked up once.
+//! The C functions of comgr: types, and pointers looked up once.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::ManuallyDrop;

@@ -1,5 +1,5 @@
-//! NVIDIA's management library, which comes with the driver: how much power a device takes. Opened with dlopen when
-//! somebody asks, and by nothing that computes.
+//! NVIDIA's management library, which comes with the driver: the power that a device draws. It is opened with dlopen
+//! on demand, and only for measurements.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::mem::ManuallyDrop;
@@ -24,7 +24,7 @@ struct Api {
     _library: ManuallyDrop<Library>,
 }
 
-/// A device whose power is told.
+/// A device whose power can be read.
 pub struct PowerMeter {
     api: Api,
     device: Handle,

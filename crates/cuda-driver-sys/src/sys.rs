@@ -1,7 +1,7 @@
-//! The functions of the CUDA driver as the library has them: types, constants, and pointers looked up once.
+//! The C functions of the CUDA driver: types, constants, and pointers looked up once.
 //!
-//! Types and numbers are those of `cuda.h`, which keeps both: a function that changes gets another symbol (`_v2`), and
-//! those below are what `cuda.h` of CUDA 12 and 13 calls.
+//! Types and numbers are those of `cuda.h`, which keeps both stable: a function that changes gets another symbol
+//! (`_v2`). The symbols below are those that `cuda.h` of CUDA 12 and 13 uses.
 
 use std::ffi::{c_char, c_int, c_uchar, c_uint, c_void};
 use std::mem::ManuallyDrop;
@@ -33,9 +33,9 @@ pub mod attribute {
     pub const INTEGRATED: c_int = 18;
     /// Where the device is on the PCI bus: bus, device, domain.
     pub const PCI_BUS_ID: c_int = 33;
-    /// See there.
+    /// As `PCI_BUS_ID`.
     pub const PCI_DEVICE_ID: c_int = 34;
-    /// See there.
+    /// As `PCI_BUS_ID`.
     pub const PCI_DOMAIN_ID: c_int = 50;
     /// 9 of 9.0.
     pub const COMPUTE_CAPABILITY_MAJOR: c_int = 75;

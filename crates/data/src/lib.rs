@@ -1,5 +1,5 @@
-//! The built-in files, listed by the build script (path below the folder, and text), and places in such files, built in
-//! or not.
+//! The built-in files, listed by the build script (path below the folder, and text), and places in files of these
+//! kinds.
 
 mod source_file;
 

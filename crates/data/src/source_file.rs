@@ -1,4 +1,4 @@
-//! A file of the template library: its text, where it came from, and how to point into it.
+//! A file of the template library: its text, its origin, and places in it for errors.
 
 use std::fmt;
 use std::ops::Range;
@@ -23,7 +23,7 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A line of a file, printed `file:line`; line 0 stands for the file as a whole and is not printed.
+/// A line of a file, printed `file:line`; line 0 is the whole file and is not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The path as a person would open it, or `<built in>/…`.
@@ -63,7 +63,7 @@ impl SourceFile {
         Place { file, line }
     }
 
-    /// The line in which a byte lies.
+    /// The line with this byte.
     pub fn place_at(&self, offset: usize) -> Place {
         let mut line = 1;
         // No chain of iterators: every expression of every file is placed, also where nobody optimises.

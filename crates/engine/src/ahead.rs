@@ -1,5 +1,5 @@
-//! Steps in flight: launched, with unknown tokens. An asynchronous device has one in flight while the next is launched;
-//! elsewhere a step is done when its launches return.
+//! Steps in flight: launched, with tokens that are not known yet. An asynchronous device has one step in flight while
+//! the next is launched; on other devices a step is done when its launches return.
 
 use std::collections::VecDeque;
 
@@ -26,7 +26,7 @@ pub(super) struct Ahead {
 /// Where what a step gives arrives.
 struct Mailboxes {
     tokens: Mailbox,
-    /// Once somebody has asked: log-probabilities, and tokens that they belong to.
+    /// On request: log-probabilities, and the tokens that they belong to.
     logprobs: Option<[Mailbox; 2]>,
 }
 

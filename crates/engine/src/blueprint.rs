@@ -1,4 +1,4 @@
-//! What a model's steps are, before anything is loaded: needs a target and no device.
+//! The graph and the sizes of a model's steps before anything is loaded. Needs a target, but no device.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use model::config::tensor_parallel::TpRank;
 /// Sizes and precision of a model, on any device.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelOptions {
-    /// How exactly sums are done.
+    /// Precision of sums.
     pub precision: Precision,
     /// Element type of the KV cache; of one with scales that of the layers that see everything ([`KvDtypes::new`]).
     pub kv_dtype: Dtype,
@@ -68,8 +68,8 @@ impl PrefixCache {
     }
 }
 
-/// The precision for a checkpoint, if none is asked for the one that its weights have; and the checkpoint as that
-/// computes with it.
+/// The precision for a checkpoint, by default that of its weights; and the checkpoint in the form that this precision
+/// needs.
 pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
     let rounded = checkpoint.rounded();
     let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
@@ -79,7 +79,7 @@ pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Prec
     }
 }
 
-/// Why a model has no steps.
+/// Errors of planning a model's steps.
 #[derive(Debug, thiserror::Error)]
 pub enum BlueprintError {
     /// The KV cache does not fit its budget.
@@ -104,7 +104,7 @@ pub struct Blueprint {
     pub graph: Graph,
     /// Where keys and values lie.
     pub(crate) layout: KvLayout,
-    /// How large steps are.
+    /// Sizes of steps.
     pub limits: StepLimits,
 }
 

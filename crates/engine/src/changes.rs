@@ -7,7 +7,7 @@ use super::extras::{ChangedRow, rounds};
 use super::{Engine, EngineError};
 use crate::scheduler::{Event, RequestId, Step};
 
-/// What a row is told whose logits are changed.
+/// The inputs of a row whose logits are changed.
 const INPUTS: [&str; 5] = ["changed_row", "bias_begin", "bias_end", "mask_row", "min_p"];
 
 /// A row without a mask.

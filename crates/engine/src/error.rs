@@ -1,4 +1,4 @@
-//! What can go wrong in an engine.
+//! Errors of an engine.
 
 use super::blueprint::BlueprintError;
 use super::extras::ExtrasError;
@@ -21,7 +21,7 @@ pub enum EngineError {
     /// A kernel could not be had, or a launch failed.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The model cannot be cut for so many devices.
+    /// The model cannot be cut for this many devices.
     #[error(transparent)]
     Part(#[from] TensorParallelError),
     /// Several devices compute the model together, and the processor was to compute a part of it.
@@ -45,7 +45,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// Whether the device had no memory for what was being done: [`super::Engine::recover`] goes on without it.
+    /// Whether the device ran out of memory: [`super::Engine::recover`] then continues.
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::Plan(error) => error.is_out_of_memory(),

@@ -1,5 +1,4 @@
-//! Every kernel that steps of a model can have on a target, however many rows they are of: for bundles, without a
-//! device.
+//! Every kernel that a model's steps can use on a target, for any number of rows: for bundles, without a device.
 
 use crate::blueprint::{Blueprint, BlueprintError, ModelOptions, PrefixCache};
 use crate::graph::kv_cache::BLOCK_TOKENS;

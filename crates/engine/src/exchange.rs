@@ -29,7 +29,7 @@ pub struct Exchange {
 /// How much devices exchange.
 #[derive(Clone, Copy, Debug)]
 pub struct ExchangeSizes {
-    /// How often they meet in a step.
+    /// Exchanges in a step.
     pub n_meetings: usize,
     /// Most rows of a sum, and elements of a row.
     pub rows: usize,
@@ -45,7 +45,7 @@ const COPIES: usize = 5;
 /// Most slices of a share: the largest `n_slices` of `templates/all_reduce/two_shot.hip.j2`.
 const MAX_SLICES: usize = 512;
 
-/// How far ahead of all others `arrived` says that everybody is when a device is lost, so that none waits for it.
+/// How far ahead `arrived` is set for all devices when one is lost, so that no device waits for it.
 const LOST_AHEAD: u32 = 1 << 30;
 
 impl Exchange {
@@ -127,7 +127,7 @@ impl Exchange {
         Ok(part_bytes as f64 / best.as_secs_f64())
     }
 
-    /// How that memory is laid out.
+    /// The layout of that memory.
     pub fn strides(&self) -> Strides {
         let stride = |views: &[BufferView]| views[0].len_bytes() / 4 / self.drivers.len();
         let of = |name| self.parts.iter().find(|(other, _)| *other == name).map_or(0, |(_, views)| stride(views));
@@ -155,12 +155,12 @@ impl Exchange {
         views
     }
 
-    /// The number of the step that is told next.
+    /// The number of the next step.
     pub fn next_step(&self) -> u32 {
         self.step.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
 
-    /// Which device has come the least far, and how far: the one that others wait for. None where nobody can say.
+    /// The slowest device, which others wait for, and how far it is; none if unknown.
     pub(crate) fn behind(&self) -> Option<String> {
         let n_devices = self.drivers.len();
         // What all told a device, as it lies in its own memory; one that still answers is enough.
@@ -186,8 +186,7 @@ impl Exchange {
         })
     }
 
-    /// Has nobody wait for anybody any more: what is summed from here on is nonsense, and an error is on its way. One
-    /// device that still works is enough.
+    /// Stops all waiting between devices: later sums are nonsense, and an error follows. One working device is enough.
     pub fn lose(&self) {
         let step = self.step.load(Ordering::Relaxed);
         let (arrived, summed) = (step, step.wrapping_mul(self.n_meetings as u32));

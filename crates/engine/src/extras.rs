@@ -17,7 +17,7 @@ use hint::Hint;
 
 const _: () = assert!(N_TOP == Request::MAX_LOGPROBS);
 
-/// A request that asks for what cannot be.
+/// An impossible request.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtrasError {
     /// A number that is infinite or none.
@@ -64,7 +64,7 @@ pub(super) struct Extra {
     counts: BTreeMap<u32, u32>,
     /// The tokens of the prompt, where they matter.
     in_prompt: HashSet<u32>,
-    /// What may come behind each of its drafts.
+    /// What may come after each of its drafts.
     ahead: Vec<Option<Vec<u32>>>,
 }
 
@@ -166,7 +166,7 @@ impl Extra {
         }
     }
 
-    /// How many of these may come one after the other, so that some token may come behind each.
+    /// How many of these may come one after the other, so that some token may come after each.
     fn n_allowed(&mut self, drafts: &[u32], vocab_size: usize) -> usize {
         self.ahead.clear();
         let Some(mask) = &mut self.changes.mask else { return drafts.len() };
@@ -207,8 +207,8 @@ impl Extra {
         sums.into_iter().map(changed).collect()
     }
 
-    /// How the logits of its next tokens are changed: of the one behind what is known, whose row is the first, and of
-    /// those behind drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
+    /// How the logits of its next tokens are changed: of the one after what is known, whose row is the first, and of
+    /// those after drafts that were asked about. Rows that are not changed are left out. `Err` if no token may come.
     fn changed(&mut self, first: u32, drafts: &[u32], vocab_size: usize) -> Result<Vec<ChangedRow>, NothingAllowed> {
         let mask = self.changes.mask.as_mut().and_then(|mask| mask.allowed());
         let mask = mask.map(|allowed| whole_mask(allowed, vocab_size)).transpose()?;
@@ -228,7 +228,7 @@ impl Extra {
 /// No token may come next.
 struct NothingAllowed;
 
-/// Whether a mask has this id.
+/// Whether a mask allows this id.
 fn is_allowed(mask: &[u32], id: u32) -> bool {
     mask.get(id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1)
 }
@@ -258,7 +258,7 @@ impl Extras {
         !self.requests.is_empty() && step.logit_rows.iter().any(|row| self.requests.contains_key(&row.request()))
     }
 
-    /// How many of a request's drafts may come, one after the other. The next step may have rows for so many.
+    /// How many of a request's drafts may come, one after the other. The next step may have rows for this many.
     pub(crate) fn n_allowed(&mut self, request: RequestId, drafts: &[u32], vocab_size: usize) -> usize {
         self.requests.get_mut(&request).map_or(drafts.len(), |extra| extra.n_allowed(drafts, vocab_size))
     }
@@ -325,7 +325,7 @@ impl Extras {
 }
 
 impl ExtraRows {
-    /// What those are told whose mask allows nothing.
+    /// The ends of requests whose masks allow no token.
     pub(crate) fn endings(&self) -> impl Iterator<Item = Event> {
         let reason = FinishReason::Length;
         self.stuck.iter().map(move |&request| Event::Finished { request, reason })

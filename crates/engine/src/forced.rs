@@ -1,4 +1,4 @@
-//! Logits themselves, for comparing: of tokens that are given, and of each device.
+//! Teacher-forced logits, and the logits of each device, for comparisons.
 
 use bytemuck::cast_slice;
 
@@ -64,7 +64,7 @@ impl Engine {
 
 impl Forced<'_> {
     /// Logits after the next tokens, (tokens, vocab_size), row-major, of so many tokens as the engine gives logits for
-    /// in a step; `None` behind the last token.
+    /// in a step; `None` after the last token.
     ///
     /// # Errors
     /// [`EngineError::Plan`].

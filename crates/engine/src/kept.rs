@@ -1,4 +1,4 @@
-//! What the prefix cache holds, as bytes: read from the device, and brought back to it.
+//! Copies the prefix cache's contents, as bytes, from the device and back to it.
 
 use super::{Engine, EngineError};
 use crate::scheduler::{BlockRange, PrefixBlock, PrefixPart};
@@ -16,7 +16,7 @@ impl Engine {
         self.scheduler.kept()
     }
 
-    /// Whether a sequence begins behind a prefix only where its windows are there, too.
+    /// Whether a sequence begins after a prefix only where its windows are there, too.
     pub(crate) fn needs_windows(&self) -> bool {
         self.scheduler.needs_windows()
     }

@@ -1,8 +1,8 @@
-//! The library face: load a model, submit requests, step, take tokens. `examples/generate.rs` and `examples/batch.rs`
-//! do that.
+//! The engine as a library: load a model, submit requests, step, take tokens. See `examples/generate.rs` and
+//! `examples/batch.rs`.
 //!
-//! [`graph`] is the forward pass, [`plan`] what launches it on a [`device`], [`scheduler`] which rows go into the next
-//! step.
+//! [`graph`] is the forward pass, [`plan`] launches it on a [`device`], and [`scheduler`] decides which rows go into
+//! the next step.
 
 mod ahead;
 pub mod blueprint;
@@ -100,7 +100,7 @@ pub struct Engine {
     /// Whether the device's block tables are the scheduler's, up to what changed since they were written.
     tables_written: bool,
     max_logit_rows: usize,
-    /// Of the step whose rows the device was told last.
+    /// The shape of the step whose rows were last sent to the device.
     shape: Option<StepShape>,
     times: HostTimes,
     watchdog: Option<Watchdog>,
@@ -377,10 +377,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Runs the step that the device was told last again, node by node, to see where the first NaN or infinity comes
-    /// from; -infinity is a logit that may not come. One step ahead of what is known it is the next one, whose rows see
-    /// what the last one left in the cache. The cache itself is not looked at: where no step has written yet, anything
-    /// may lie.
+    /// Runs the last step again, node by node, to find the first NaN or infinity; -infinity is a logit that is not
+    /// allowed. If one step is ahead of the known tokens, the next step runs, whose rows see what the last one left in
+    /// the cache. The cache itself is not checked, because unwritten parts may hold anything.
     fn not_a_number(&mut self) -> EngineError {
         let mut where_ = None;
         let mut look = |written: &Written<'_>| {

@@ -1,5 +1,5 @@
-//! Loading a device's part of a model: its memory, the tensors that the graph calls external, and how many layers'
-//! experts the processor has to take.
+//! Loads a device's part of a model: its memory, the graph's external tensors, and the number of layers whose experts
+//! the processor computes.
 
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ pub(super) fn load(
                     None if buffers > 0 && missing > 0 => {
                         tracing::warn!(
                             "the processor computes its experts for prompts, too: the device has no room for {:.3} GB \
-                             that would bring them there",
+                             to stream them",
                             buffers as f64 / 1e9
                         );
                         streaming = Streaming::Never;

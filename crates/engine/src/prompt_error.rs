@@ -19,14 +19,14 @@ pub enum PromptError {
     #[error("token id {id} at position {position} is not below the model's vocab_size, {vocab_size}")]
     TokenId {
         id: u32,
-        /// Where in the prompt.
+        /// The place in the prompt.
         position: usize,
         vocab_size: usize,
     },
 }
 
 impl PromptError {
-    /// How many tokens may be generated behind a prompt, in sequences of up to `capacity_tokens` positions. The last
+    /// How many tokens may be generated after a prompt, in sequences of up to `capacity_tokens` positions. The last
     /// one is never forwarded, so there may be one more than positions are left.
     ///
     /// # Errors

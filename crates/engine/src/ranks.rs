@@ -1,8 +1,8 @@
-//! The devices that compute a model together. Each has a part of it, and a thread that launches what the engine
-//! launches; what they compute in common lies in memory that all of them see.
+//! The devices that compute one model together. Each has a part of the model, and a thread that makes the same
+//! launches as the engine asks for; shared results are in memory that all devices can access.
 //!
-//! They run the same launches on the same rows, and sum up in the same order: all have the same logits, to the bit, and
-//! sample the same tokens, of which those of the first are looked at.
+//! All devices run the same launches on the same rows, and sum in the same order. So all have the same logits, to the
+//! bit, and sample the same tokens; the engine reads those of the first device.
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -75,12 +75,12 @@ impl Ranks {
         &self.first
     }
 
-    /// The number of the step that is told next; none where the devices meet nobody.
+    /// The number of the next step; none if no devices exchange anything.
     pub(crate) fn next_step(&self) -> Option<u32> {
         self.exchange.as_ref().map(Exchange::next_step)
     }
 
-    /// Says whom the others wait for; none where the devices meet nobody.
+    /// Finds the device that others wait for; none if no devices exchange anything.
     pub(crate) fn behind(&self) -> Option<&Arc<Behind>> {
         self.behind.as_ref()
     }

@@ -1,4 +1,4 @@
-//! Where the host's time of a step goes.
+//! Where the host's time of a step goes: scheduling, writing, launching, waiting.
 
 use std::ops::Sub;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ impl HostTimes {
     }
 }
 
-/// What was added since.
+/// The time added since another reading.
 impl Sub for HostTimes {
     type Output = Self;
 

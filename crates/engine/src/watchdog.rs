@@ -1,5 +1,5 @@
-//! A watchdog for hanging devices: the thread that waits for a device does so in a vendor's library and could wait
-//! forever, so another thread looks at the clock.
+//! A watchdog for devices that hang. The thread that waits for a device is inside a vendor's library and could wait
+//! forever, so another thread measures the time.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, Weak, mpsc};
@@ -14,16 +14,16 @@ const PER_ROW: Duration = Duration::from_millis(20);
 /// In which a device has to say how far it is.
 const ANSWER: Duration = Duration::from_secs(1);
 
-/// Something that takes too long.
+/// A step that takes too long.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{devices} {} not done with {what} after {seconds} s{behind}", if *.several { "are" } else { "is" })]
 pub struct Hang {
-    /// The devices that work on it.
+    /// The devices of that step.
     pub(crate) devices: String,
     several: bool,
     pub(crate) what: String,
     pub(crate) seconds: u64,
-    /// Whom the others wait for, behind a colon; or nothing.
+    /// The device that others wait for, after a colon; or nothing.
     pub(crate) behind: String,
 }
 
@@ -36,14 +36,14 @@ impl Hint for Hang {
     }
 }
 
-/// Looks at the clock, by a thread of its own as long as somebody holds this.
+/// Measures time in its own thread, as long as this exists.
 #[derive(Clone)]
 pub struct Watchdog {
     patience: Duration,
     watched: Arc<Mutex<Option<Watched>>>,
 }
 
-/// What somebody waits for now.
+/// The current wait.
 struct Watched {
     waited: Duration,
     patience: Duration,
@@ -55,12 +55,12 @@ struct Watched {
 /// Says which of several devices the others wait for, if it can.
 pub(crate) type Behind = dyn Fn() -> Option<String> + Send + Sync;
 
-/// Until it is dropped, somebody waits.
+/// A wait, until it is dropped.
 pub struct Waiting(Arc<Mutex<Option<Watched>>>);
 
 impl Watchdog {
-    /// Calls `on_hang` when something takes longer than `patience` and [`PER_ROW`] for each of its rows. Whoever waits
-    /// for it cannot be told: all that is left is to end the process, without a word to the device.
+    /// Calls `on_hang` when something takes longer than `patience` and [`PER_ROW`] for each of its rows. The waiting
+    /// thread cannot be reached: all that is left is to end the process, without a call to the device.
     ///
     /// # Errors
     /// The system has no thread for it.
@@ -71,7 +71,7 @@ impl Watchdog {
         Ok(Self { patience, watched })
     }
 
-    /// From now on somebody waits for devices that work on so many rows.
+    /// Begins a wait for devices that work on this many rows.
     pub fn begin(
         &self,
         what: impl Into<String>,
@@ -99,15 +99,15 @@ impl fmt::Debug for Watchdog {
     }
 }
 
-/// What is said in time: devices are asked, which may hang at that, too.
+/// The answer, if it comes in time: asking a device may hang too.
 fn asked(behind: Arc<Behind>) -> Option<String> {
     let (said, heard) = mpsc::channel();
     thread::spawn(move || said.send(behind()));
     heard.recv_timeout(ANSWER).ok().flatten()
 }
 
-/// Looks again and again, until nobody has the watchdog any more. Time in which nobody could look does not count: the
-/// process was stopped, and whoever waits may be told at once.
+/// Looks periodically while the watchdog exists. Time in which the process was stopped does not count, because the wait
+/// may end as soon as it continues.
 fn look(watched: &Weak<Mutex<Option<Watched>>>, patience: Duration, on_hang: impl Fn(&Hang)) {
     let pause = (patience / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
     let mut looked = Instant::now();

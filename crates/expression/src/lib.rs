@@ -1,8 +1,8 @@
 //! Expressions in contracts and front matter: whole numbers and conditions over named values.
 //!
-//! The language is minijinja's. What is narrower here: a number must be whole and fit 64 bits, `/` is refused
-//! because it gives a fraction, and the names that an expression may use are checked when its file is read.
-//! Compiled once; one evaluation takes under a microsecond (0.4 us in a debug build on a shared two-core machine).
+//! The language is minijinja's, with limits: a number must be whole and fit 64 bits, `/` is refused because it gives a
+//! fraction, and the names in an expression are checked when its file is read. Expressions are compiled once; one
+//! evaluation takes under a microsecond (0.4 us in a debug build on a shared two-core machine).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,7 +23,7 @@ const MAX_LEN: usize = 1000;
 /// The functions that expressions and bodies share.
 pub const FUNCTIONS: [&str; 3] = ["ceil_div", "min", "max"];
 
-/// An expression and where it stands.
+/// An expression and its place.
 #[derive(Clone)]
 pub struct Expression {
     text: String,
@@ -36,10 +36,10 @@ pub struct Expression {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: could not evaluate `{text}`: {reason}")]
 pub struct ExpressionError {
-    /// Where the expression stands.
+    /// The expression's place.
     pub(crate) place: Place,
     pub(crate) text: String,
-    /// What is wrong with it.
+    /// The problem.
     pub reason: Reason,
 }
 

@@ -1,4 +1,4 @@
-//! What the statuses are called.
+//! Names of HIP's status codes.
 
 use std::ffi::{CStr, c_char, c_int};
 

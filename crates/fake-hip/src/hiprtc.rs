@@ -2,7 +2,7 @@
 //! one after the other: `crash`, `hang`, `oom`, `exit N`, `reject LOG`, `sleep-ms N`, `answer-garbage` (ends the
 //! process with an answer that is none), `print TEXT` (on stderr), `environment` (the names of the environment go to
 //! the log), `append-pid PATH` (a line per compile), `cut-short` (the object states more than it holds). Without a word
-//! that ends it, the object is an ELF file of no sections, with the options and the source behind its head.
+//! that ends it, the object is an ELF file of no sections, with the options and the source after its head.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::OpenOptions;

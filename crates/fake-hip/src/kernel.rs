@@ -13,7 +13,7 @@ use crate::state::{Kind, State, status};
 pub struct Module {
     pub device: c_int,
     pub object: CodeObject,
-    /// The same kernel for the simulator; none where kernels do nothing.
+    /// The same kernel for the simulator; none if kernels do nothing.
     simulated: Option<Kernel>,
 }
 
@@ -94,7 +94,7 @@ impl Launch {
         Self { module, kernel, grid, args }
     }
 
-    /// What there is to run; none where kernels do nothing.
+    /// What there is to run; none if kernels do nothing.
     pub fn prepare(&self, state: &mut State) -> Result<Option<Execution>, c_int> {
         let device = self.module.device;
         let mut args = Vec::new();

@@ -1,4 +1,5 @@
-//! Addresses and memory apart, and who may touch what is mapped: memory of several devices side by side.
+//! Reserved addresses and memory mapped to them, and which devices may access what: memory of several devices side by
+//! side.
 
 use std::ffi::{c_int, c_void};
 

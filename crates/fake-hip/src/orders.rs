@@ -2,17 +2,17 @@
 //!
 //! ```text
 //! arch = gfx1100, gfx90a:sramecc+:xnack-    one device each; nothing after the `=`: no device
-//! memory = 1000000, 2000000                 bytes of each device; of those behind the last as of that
+//! memory = 1000000, 2000000                 bytes of each device; of those after the last as of that
 //! multiprocessors = 48, 2                   what it counts of each device, in the same way: WGPs on RDNA
 //! version = 5.7.31921                       of HIP; what comes before 6.3 refuses code objects v6 and later
 //! wave_size = 64                            what every device says, whatever its arch has
 //! pageable = true                           copies take memory that is not pinned, and wait until they are made
 //! peers = false                             whether devices reach each other's memory; they do
-//! fail = hipModuleLoadData:209              status that a call returns; `:2` behind it: the second time alone
+//! fail = hipModuleLoadData:209              status that a call returns; `:2` after it: the second time alone
 //! fail = kernel:719                         status that a kernel leaves behind when it runs
 //! copies = early                            streams beside the first of a device do at once what waits for nothing
 //! die = hipInit                             the call that ends the process, as HIP 5.7 does on some chips
-//! hang = 40                                 the kernel, counted from 1, that never ends, and all behind it
+//! hang = 40                                 the kernel, counted from 1, that never ends, and all after it
 //! kernels = /cache                          cache that code objects come from, with the same kernels for the simulator
 //!                                           those run. Without it kernels do nothing
 //! ```
@@ -35,7 +35,7 @@ pub struct Orders {
     multiprocessors: Vec<usize>,
     /// Major, minor, patch.
     pub version: [c_int; 3],
-    /// If it is not the arch's.
+    /// Set if it is not the arch's.
     pub wave_size: Option<c_int>,
     /// Whether devices reach each other's memory.
     pub peers: bool,
@@ -56,7 +56,7 @@ pub struct Orders {
 struct Failure {
     call: String,
     status: c_int,
-    /// Which time; none is always.
+    /// The number of the call; none is every call.
     only: Option<usize>,
     n_calls: usize,
 }
@@ -176,7 +176,7 @@ fn numbers(list: &str) -> Vec<usize> {
     list.split(',').map(|number| number.trim().parse().expect("a number")).collect()
 }
 
-/// The number of a device; the list's last is that of all behind it.
+/// The number of a device; the list's last is that of all after it.
 fn of_device(numbers: &[usize], device: c_int) -> usize {
     let number = numbers.get(device as usize).or(numbers.last());
     *number.expect("one at least")

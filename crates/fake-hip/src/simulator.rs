@@ -1,5 +1,5 @@
-//! Launches, executed: the cache of the program keeps the text beside every object, and the same text compiled for the
-//! simulator under another key. That one runs.
+//! Runs launches in the simulator. The program's cache keeps the text beside every object, and under another key the
+//! same text compiled for the simulator, which runs here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;

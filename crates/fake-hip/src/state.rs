@@ -1,4 +1,4 @@
-//! Memory, streams, modules and graphs: what exists, and what is still to be done.
+//! Memory, streams, modules and graphs: what exists, and the work that is still to be done.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ffi::c_int;

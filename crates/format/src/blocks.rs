@@ -1,9 +1,9 @@
 //! Block formats, whose numbers share parameters: a table with a row for each.
 //!
-//! In memory, and as arguments of kernels, a tensor in such a format is several: the codes, a row after the other, each
-//! filled to whole blocks, and beside them every parameter, one value for each block or for each part of one. Codes of
-//! fewer bits than a byte share bytes, the first in the lowest bits; bits of a code beyond those are a parameter, too.
-//! How files have blocks is the readers' matter; what a code stands for is the reference's.
+//! In memory, and as a kernel's arguments, a tensor in such a format is several tensors: the codes, row after row,
+//! each row filled to whole blocks, and every parameter, with one value for each block or each part of one. Codes of
+//! fewer bits than a byte share bytes, the first in the lowest bits; further bits of a code are a parameter too.
+//! Readers know how files store blocks; the reference knows what a code means.
 
 use super::Dtype;
 
@@ -36,7 +36,7 @@ const fn offset(every: usize) -> Parameter {
     Parameter { name: "offset", dtype: Dtype::F16, every }
 }
 
-/// The bits of so many codes that are not among the codes', the first code's lowest; together they fill a word.
+/// The bits of this many codes that are not among the codes', the first code's lowest; together they fill a word.
 const fn high(every: usize) -> Parameter {
     Parameter { name: "high", dtype: Dtype::U32, every }
 }
@@ -85,7 +85,7 @@ pub struct TensorPart {
 }
 
 impl Dtype {
-    /// The format whose codes have this type; none where numbers stand alone.
+    /// The format whose codes have this type; none for plain numbers.
     pub fn format(self) -> Option<&'static BlockFormat> {
         BlockFormat::all().iter().find(|format| format.dtype == self)
     }
@@ -116,7 +116,7 @@ impl BlockFormat {
         &FORMATS
     }
 
-    /// Numbers in a block, the least multiple of which a row can have.
+    /// Numbers in a block; a row has a multiple of this.
     pub const fn block_len(&self) -> usize {
         self.block[0] * self.block[1]
     }

@@ -1,5 +1,5 @@
-//! Element types of tensors, as the templates and the checkpoint formats name them. Those of [`format`]s with blocks
-//! are the types of codes.
+//! Element types of tensors, as templates and checkpoint formats name them. For [`format`]s with blocks, these are the
+//! types of codes.
 
 mod blocks;
 
@@ -117,7 +117,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes that so many elements take, side by side; a last byte that is half full counts.
+    /// Bytes of `n_elements` side by side; a half-full last byte counts.
     pub const fn len_bytes(self, n_elements: usize) -> usize {
         match self.size_bits() {
             bits @ 0..8 => n_elements.div_ceil(8 / bits),
@@ -125,7 +125,7 @@ impl Dtype {
         }
     }
 
-    /// Elements that so many bytes hold, whole ones.
+    /// Whole elements in `len_bytes`.
     pub const fn elements_in(self, len_bytes: usize) -> usize {
         match self.size_bits() {
             bits @ 0..8 => len_bytes * (8 / bits),
@@ -141,8 +141,8 @@ impl Dtype {
         }
     }
 
-    /// The largest number that a type holds whose elements are multiples of a scale which a head's elements of one
-    /// position share: `None` of all types but those of the KV cache.
+    /// The largest number of a type whose elements are multiples of a scale that a head's elements of one position
+    /// share; `None` for all types except those of the KV cache.
     pub const fn largest_of_row(self) -> Option<f32> {
         match self {
             Self::Int8 => Some(127.0),

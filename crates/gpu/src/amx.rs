@@ -1,5 +1,5 @@
 //! AMX, the matrix unit of Intel's Xeon processors from Sapphire Rapids on: whether kernels of [`crate::host`] may use
-//! it. Its tiles are 8 KiB of a thread's state, which Linux saves only for a process that asked.
+//! it. Its tiles are 8 KiB of a thread's state, which Linux saves only for a process that asked for it.
 
 /// Whether the cores multiply tiles of bf16, and the system lets this process use them. Asks it, once: the permission
 /// is the process's, for threads that there are and those to come, and lasts until it ends.

@@ -1,9 +1,9 @@
-//! What a compiled object says of its kernels: arguments, registers, LDS, wave size, block size. Here is how AMD's say
-//! it; `cubin` reads NVIDIA's.
+//! Reads a compiled object's description of its kernels: arguments, registers, LDS, wave size, block size. AMD's form
+//! is read here; `cubin` reads NVIDIA's.
 //!
 //! A code object is an ELF file with a note `AMDGPU`, whose contents are MessagePack (LLVM's AMDGPUUsage, "Code Object
-//! V3 and Above Metadata"). Nothing of it is trusted: damaged bytes are an error. Memory grows with the bytes that
-//! are there, never by a length that they only state. The machine code is not looked at.
+//! V3 and Above Metadata"). The reader trusts nothing: damaged bytes are an error, and memory grows with the bytes
+//! that are there, never by a stated length. It does not look at the machine code.
 
 use object::LittleEndian;
 use object::elf::{EM_AMDGPU, FileHeader64};
@@ -320,7 +320,7 @@ impl<'a> Map<'a> {
     }
 }
 
-/// A value that is not what it should be. What it is, is told in a word: its text could be anything.
+/// A value that is not as it should be. Its kind is reported, not its text, which could be anything.
 fn wrong(key: &str, expected: &'static str, found: Option<&ValueRef<'_>>) -> CodeObjectError {
     let found = match found {
         None | Some(ValueRef::Nil) => "nothing".into(),

@@ -1,9 +1,9 @@
-//! What a compiled NVIDIA object (a cubin) says of its kernels, in the words of [`crate::code_object`].
+//! Reads the description of kernels in a compiled NVIDIA object (a cubin), in the terms of [`crate::code_object`].
 //!
 //! A cubin is an ELF file. Its section `.nv.info` has attributes of all kernels, `.nv.info.<kernel>` those of one: a
-//! byte of format, a byte of name, and a value, or its length and then the value. NVIDIA documents none of it; the
-//! names are those that `cuobjdump -elf` prints, and what comes out is what `cuobjdump --dump-resource-usage` says.
-//! Nothing is trusted.
+//! byte of format, a byte of name, and a value, or its length and then the value. NVIDIA documents none of this; the
+//! names are those that `cuobjdump -elf` prints, and the results equal `cuobjdump --dump-resource-usage`. The reader
+//! trusts nothing.
 
 use object::LittleEndian;
 use object::elf::{FileHeader64, SHT_NOBITS};

@@ -1,4 +1,4 @@
-//! Whether a card shows somebody's desktop.
+//! Whether a card drives a display.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! Checks that an object is complete. A loader maps what an ELF file's headers state; touching what is beyond the end
-//! of a truncated file crashes the process.
+//! Checks that an object is complete. A loader maps what an ELF file's headers state; an access beyond the end of a
+//! truncated file would crash the process.
 
 use object::LittleEndian;
 use object::elf::FileHeader64;

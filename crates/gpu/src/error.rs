@@ -1,4 +1,4 @@
-//! What can go wrong on a device.
+//! Errors of devices.
 
 use hint::Hint;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ pub enum GpuError {
     OutOfMemory {
         device: String,
         len_bytes: usize,
-        /// What nobody uses, where the device says so.
+        /// Free memory, if the device reports it.
         free_bytes: Option<usize>,
     },
     /// There is no runtime for GPUs of this kind.
@@ -49,7 +49,7 @@ pub enum GpuError {
     /// What a device says of itself cannot be.
     #[error("{device}: the runtime reports an impossible {what}: {found}")]
     Nonsense {
-        /// Whose runtime said it.
+        /// The runtime of the call.
         runtime: Runtime,
         device: String,
         what: &'static str,
@@ -59,7 +59,7 @@ pub enum GpuError {
     #[error("{device}: could not {what}")]
     Call {
         device: String,
-        /// What was being done.
+        /// The operation.
         what: &'static str,
         /// The call, and the runtime's words.
         #[source]
@@ -73,7 +73,7 @@ pub enum GpuError {
     NoBinary {
         entry: String,
         device: String,
-        /// What the device says it is.
+        /// The arch that the device reports.
         device_arch: String,
         /// What the object says it is for.
         object_arch: String,
@@ -90,7 +90,7 @@ pub enum GpuError {
     #[error("could not load the object of kernel `{entry}`: {reason}")]
     NotLoadable {
         entry: String,
-        /// The loader's own words.
+        /// The loader's message.
         reason: String,
     },
     /// The object does not have the kernel.
@@ -143,7 +143,7 @@ pub enum GpuError {
         /// What it asks for, and its unit.
         what: &'static str,
         wanted: u64,
-        /// How many there may be.
+        /// The limit.
         most: u64,
     },
     /// Memory of one device was given to another.
@@ -190,7 +190,7 @@ impl GpuError {
     }
 }
 
-/// `: it does not know node 1, a gfx1151`; nothing where there is none.
+/// `: it does not know node 1, a gfx1151`; nothing if there is none.
 fn unknown_chips(unknown: &[String]) -> String {
     if unknown.is_empty() { String::new() } else { format!(": it does not know {}", unknown.join(" and ")) }
 }
@@ -205,7 +205,7 @@ fn refused(error: &OpenError) -> String {
     error.attempts.iter().filter(|attempt| attempt.is_of_a_library_that_is_there()).map(ToString::to_string).collect()
 }
 
-/// ` line 3, called in line 7`; nothing where none is known.
+/// ` line 3, called in line 7`; nothing if none is known.
 fn of_lines(lines: &[u32]) -> String {
     let callers = || lines[1..].iter().map(|line| format!(", called in line {line}"));
     lines.first().map_or_else(String::new, |line| format!(" line {line}") + &callers().collect::<String>())

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::GpuError;
 
-/// What GPUs are used through.
+/// The runtime of a vendor's GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Runtime {
     Hip,
@@ -19,7 +19,7 @@ pub struct RuntimeNames {
     pub device: &'static str,
     /// `HIP runtime`.
     pub title: &'static str,
-    /// What brings it to a machine.
+    /// The package that installs it.
     pub(crate) package: &'static str,
     pub(crate) library: &'static str,
     /// An arch of its GPUs that every compiler of the last years knows.
@@ -87,7 +87,7 @@ pub trait GpuRuntime {
     fn facts(&self, ordinal: usize) -> Result<DeviceFacts, GpuError>;
 }
 
-/// What a GPU's runtime tells about it.
+/// The facts that a GPU's runtime reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceFacts {
     /// `hip:0`, `cuda:1`.
@@ -107,7 +107,7 @@ pub struct DeviceFacts {
     pub multiprocessors: usize,
     /// Whether it shares the host's memory.
     pub is_integrated: bool,
-    /// Memory that nobody uses, in bytes.
+    /// Free memory, in bytes.
     pub free_bytes: usize,
     /// Memory, in bytes.
     pub total_bytes: usize,

@@ -338,7 +338,7 @@ fn open(path: &std::path::Path) -> Result<Library, String> {
     })
 }
 
-/// Every symbol is found now, and is nobody else's.
+/// Every symbol is resolved now, and only for this library.
 ///
 /// # Safety
 /// The library's constructors are run.

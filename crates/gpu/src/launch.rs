@@ -7,7 +7,7 @@ use std::sync::Arc;
 use crate::GpuError;
 use crate::memory::BufferView;
 
-/// What a kernel's arguments must be; made from the op's contract by whoever rendered it.
+/// The required arguments of a kernel, made from the op's contract at rendering.
 #[derive(Clone, Debug, Default)]
 pub struct KernelSpec {
     /// Name of the kernel in the object.
@@ -32,20 +32,20 @@ pub struct ArgumentSpec {
     /// Name in the contract.
     pub name: String,
     pub kind: ArgumentKind,
-    /// Bytes of an element of memory; 0 where that is not known, and then nobody watches who writes it.
+    /// Bytes of an element of memory; 0 if unknown, and then writes are not watched.
     pub element_bytes: u32,
     /// Whether what lies there before a launch means nothing to it.
     pub is_undefined: bool,
 }
 
 impl ArgumentSpec {
-    /// An argument of which no more is known.
+    /// An argument without further facts.
     pub fn new(name: impl Into<String>, kind: ArgumentKind) -> Self {
         Self { name: name.into(), kind, element_bytes: 0, is_undefined: false }
     }
 }
 
-/// What an argument is.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgumentKind {
     /// Device memory that the kernel only reads.

@@ -64,7 +64,7 @@ pub trait Driver: Any + Send + Sync {
     /// Blocks that run at the same time: cores on the host, compute units on a GPU.
     fn parallelism(&self) -> usize;
 
-    /// Its memory, free and all; `None` where nobody says.
+    /// Its memory, free and in all; `None` if unknown.
     ///
     /// # Errors
     /// The device's words.
@@ -112,8 +112,8 @@ pub trait Driver: Any + Send + Sync {
     /// arguments than `spec`.
     fn load(&self, object: &[u8], spec: KernelSpec) -> Result<Kernel, GpuError>;
 
-    /// Runs a kernel over its grid; what it wrote is visible to what comes after. A device may run it later: what
-    /// goes wrong then is told by the next call that waits.
+    /// Runs a kernel over its grid; later launches see what it wrote. A device may run it later: the next call that
+    /// waits reports its error.
     ///
     /// # Errors
     /// [`GpuError::Argument`] when the arguments do not fit the kernel's.
@@ -242,8 +242,8 @@ pub trait Driver: Any + Send + Sync {
         copies.iter().try_for_each(|(from, to)| self.copy(from, to))
     }
 
-    /// Memory of this process as memory from which the device copies without anybody's help, where it lies, as long as
-    /// the view lives. `None` for bytes that are somebody else's, such as a mapped file's.
+    /// Memory of this process from which the device copies by itself, in place, as long as the view lives. `None` for
+    /// bytes with another owner, such as a mapped file's.
     ///
     /// # Errors
     /// [`GpuError::ForeignMemory`], or the device's words.
@@ -281,12 +281,12 @@ pub trait Driver: Any + Send + Sync {
         Ok(())
     }
 
-    /// Whether the device shows somebody's desktop, as the system says: whoever uses it waits for what runs.
+    /// Whether the device drives a display, as the system reports: the desktop waits for running kernels.
     fn has_display(&self) -> bool {
         false
     }
 
-    /// What the device takes now, in watts, as its driver says; `None` where nobody says.
+    /// The power that the device draws now, in watts; `None` if its driver does not report it.
     fn power_watts(&self) -> Option<f64> {
         None
     }

@@ -1,4 +1,4 @@
-//! Data that a device copies out, readable only when the copy is done.
+//! Data that a device copies out, readable only after the copy is complete.
 
 use crate::GpuError;
 

@@ -24,12 +24,12 @@ pub struct Buffer {
 enum Memory {
     /// Anonymous pages of this process: zeroed, page-aligned, writable.
     Pages(MmapRaw),
-    /// The same between two pages that nobody may touch; the length is that of a page.
+    /// The same between two inaccessible pages; the length is that of a page.
     #[cfg_attr(not(unix), expect(dead_code, reason = "made on Unix alone"))]
     Fenced(MmapRaw, usize),
     /// Memory of this process that a device can reach by itself.
     Pinned(Box<dyn HostMemory>),
-    /// Bytes that belong to somebody else, a mapped checkpoint for instance; any alignment.
+    /// Bytes with another owner, such as a mapped checkpoint; any alignment.
     ReadOnly(Bytes),
     /// Memory that only one driver can address.
     Device {
@@ -43,7 +43,7 @@ enum Memory {
     },
 }
 
-/// Writable memory of this process that somebody allocated, and that is freed with this.
+/// Writable memory of this process, freed with this owner.
 pub(crate) trait HostMemory: Send + Sync {
     /// Where it begins; valid for [`Self::len_bytes`] bytes.
     fn address(&self) -> *mut u8;
@@ -88,8 +88,8 @@ impl Buffer {
         Ok(Self { memory: Arc::new(Memory::Pages(MmapRaw::from(pages))) })
     }
 
-    /// Whole pages of this process, `len_bytes` long at least, right between two that nobody may touch: whoever does is
-    /// ended by a signal.
+    /// Whole pages of this process, at least `len_bytes` long, between two inaccessible ones: touching those raises a
+    /// signal.
     #[cfg(unix)]
     pub(crate) fn fenced(len_bytes: usize) -> std::io::Result<Self> {
         let page_bytes = rustix::param::page_size();
@@ -116,7 +116,7 @@ impl Buffer {
         Self { memory: Arc::new(Memory::Pinned(Box::new(memory))) }
     }
 
-    /// Somebody else's bytes, where they lie.
+    /// Bytes of another owner, in place.
     pub(crate) fn read_only(bytes: Bytes) -> Self {
         Self { memory: Arc::new(Memory::ReadOnly(bytes)) }
     }
@@ -210,7 +210,7 @@ impl BufferView {
         matches!(&*self.buffer.memory, Memory::Pinned(_))
     }
 
-    /// Whether it is memory of this process that nobody else has: no bytes of a file, and none of a device.
+    /// Whether this is private memory of this process: neither a file's bytes nor a device's.
     pub(crate) fn is_own(&self) -> bool {
         matches!(&*self.buffer.memory, Memory::Pages(_) | Memory::Pinned(_))
     }
@@ -218,7 +218,7 @@ impl BufferView {
     /// The bytes of this process's memory.
     ///
     /// # Safety
-    /// Nobody writes to them as long as they are looked at.
+    /// There are no writes to them while they are read.
     pub(crate) unsafe fn bytes(&self) -> Result<&[u8], GpuError> {
         // SAFETY: the view lies within its buffer, which it keeps alive; the rest is the caller's.
         self.host_address().map(|address| unsafe { std::slice::from_raw_parts(address, self.len_bytes) })

@@ -1,5 +1,5 @@
-//! Memory nodes of this machine: each has some of the cores and some of the memory, and reads the others' more slowly.
-//! Weights that all cores read are spread over all nodes, page by page, so that the memory of all of them is read.
+//! Memory nodes of this machine: each has some of the cores and some of the memory, and reads other nodes' memory more
+//! slowly. Weights that all cores read are spread over all nodes, page by page, to use the bandwidth of all of them.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,7 @@ static IS_SPREAD: AtomicBool = AtomicBool::new(false);
 /// Where the system says which nodes have memory.
 const LIST: &str = "/sys/devices/system/node/has_memory";
 
-/// The nodes that have memory; none where the system does not say.
+/// The nodes that have memory; none if the system does not say.
 pub fn nodes() -> Vec<usize> {
     listed(Path::new(LIST))
 }
@@ -34,9 +34,9 @@ fn numbers(text: &str) -> Option<Vec<usize>> {
     Some(all)
 }
 
-/// Has what this thread, and those that it starts from here on, is the first to touch spread over all nodes: memory of
-/// its own, and pages of files that are not in memory yet. A machine of one node, and a policy that somebody chose for
-/// this program (`numactl`), stay as they are.
+/// Spreads memory over all nodes that this thread, and threads that it starts later, touch first: private memory, and
+/// pages of files that are not in memory yet. A machine with one node, and a policy chosen for this program
+/// (`numactl`), stay as they are.
 pub(crate) fn spread() {
     let nodes = nodes();
     if nodes.len() > 1 && set(&nodes) {

@@ -1,4 +1,4 @@
-//! How much power a device takes, as its driver says.
+//! The power that a device draws, as its driver reports it.
 
 use std::fmt;
 use std::fs;
@@ -20,7 +20,7 @@ impl fmt::Display for PciAddress {
 }
 
 /// What amdgpu says of a device below `root`, in watts: an average over some milliseconds, or what it takes now where
-/// the chip has no average. None where it says neither.
+/// the chip has no average. None if it says neither.
 pub(crate) fn amdgpu_watts(root: &Path, address: PciAddress) -> Option<f64> {
     let monitors = root.join(format!("sys/bus/pci/devices/{address}/hwmon"));
     let monitors = fs::read_dir(monitors).ok()?.flatten().map(|entry| entry.path());

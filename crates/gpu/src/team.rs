@@ -1,5 +1,5 @@
-//! Threads that do the blocks of launches together. Behind a launch they look for the next one before they sleep, so
-//! that it is handed over in about a microsecond.
+//! Threads that run the blocks of launches together. After a launch they look for the next one before they sleep, so
+//! that a launch is handed over in about a microsecond.
 
 use std::cell::{Cell, UnsafeCell};
 use std::hint;
@@ -9,32 +9,32 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// The threads, but for the one that launches, which is whoever begins a step.
+/// The threads, except the one that launches, which begins the step.
 pub(crate) struct Team {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
-    /// Held by whoever has begun a step.
+    /// Held by the thread that has begun a step.
     step: Mutex<()>,
 }
 
-/// What all threads see.
+/// State shared by all threads.
 struct Shared {
     /// The number of the round in the upper half; whether it is open, and how many have joined it and not left.
     round: AtomicU64,
-    /// What is to be done in the round. Written while none is open and nobody is in one.
+    /// The work of the round. Written while no round is open and no thread is in one.
     work: UnsafeCell<Option<Work>>,
     /// Whether a thread's work panicked in the round.
     has_failed: AtomicBool,
     /// Threads that sleep, or are about to.
     n_asleep: AtomicUsize,
-    /// Steps that were begun: with each, whoever sleeps wakes up.
+    /// Steps that were begun: each wakes the sleeping threads.
     steps: AtomicU64,
-    /// Whether all is over. Held by whoever falls asleep, until it does.
+    /// Whether the team has ended. A thread that falls asleep holds this until it sleeps.
     has_ended: Mutex<bool>,
     changed: Condvar,
 }
 
-/// The work of a round. It lives until nobody is in the round any more, for which the launching thread waits.
+/// The work of a round. It lives until no thread is in the round any more; the launching thread waits for that.
 #[derive(Clone, Copy)]
 struct Work(*const (dyn Fn() + Sync));
 
@@ -62,7 +62,7 @@ thread_local! {
 }
 
 impl Team {
-    /// Starts `n_threads - 1` threads: the last of the team is whoever launches.
+    /// Starts `n_threads - 1` threads; the launching thread is the last of the team.
     ///
     /// # Errors
     /// If a thread cannot be started.
@@ -174,8 +174,8 @@ enum Found {
 }
 
 impl Shared {
-    /// Wakes those who sleep. Called behind a change: either it is seen by whoever is about to sleep, or that is seen
-    /// here.
+    /// Wakes sleeping threads. Called after a change: either a thread about to sleep sees the change, or this sees that
+    /// thread.
     fn wake(&self) {
         if self.n_asleep.load(Ordering::SeqCst) > 0 {
             drop(lock(&self.has_ended));

@@ -1,4 +1,4 @@
-//! What errors have in common: causes, what a person can do, and which word was probably meant.
+//! Common parts of errors: the chain of causes, what a person can do, and the word that was probably meant.
 
 use std::error::Error;
 

@@ -1,4 +1,4 @@
-//! The functions of the HIP runtime as the library has them: types, constants, and pointers looked up once.
+//! The C functions of the HIP runtime: types, constants, and pointers looked up once.
 //!
 //! Types and numbers are those of `hip/hip_runtime_api.h`; enumerations are integers, because a newer library may know
 //! more of them. Numbers were compared between the headers of HIP 5.2, 6.0 and 6.2: none of those below changed.
@@ -17,7 +17,7 @@ pub type Handle = *mut c_void;
 /// Memory of the device, `hipDeviceptr_t`.
 pub type DevicePointer = *mut c_void;
 
-/// Statuses that somebody above tells apart.
+/// Statuses that callers distinguish.
 pub mod status {
     use super::Status;
 
@@ -49,9 +49,9 @@ pub mod attribute {
     pub const MULTIPROCESSOR_COUNT: c_int = 63;
     /// Where the device is on the PCI bus: bus, device, domain.
     pub const PCI_BUS_ID: c_int = 67;
-    /// See there.
+    /// As `PCI_BUS_ID`.
     pub const PCI_DEVICE_ID: c_int = 68;
-    /// See there.
+    /// As `PCI_BUS_ID`.
     pub const PCI_DOMAIN_ID: c_int = 69;
     /// LDS that one block may use, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: c_int = 74;

@@ -1,4 +1,4 @@
-//! hipRTC, AMD's run-time compiler: where it may be and what its functions are called.
+//! hipRTC, AMD's run-time compiler: its paths and its functions' names.
 
 use rtc::{Compiler, Installation};
 

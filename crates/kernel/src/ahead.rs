@@ -1,5 +1,4 @@
-//! Kernels compiled ahead, for machines that are not here: chosen as loading a model chooses them, and put into a
-//! bundle.
+//! Kernels compiled ahead for other machines: chosen as loading a model chooses them, and written into a bundle.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,7 +27,7 @@ pub struct TargetKernels {
 struct AheadKernel {
     key: Digest,
     request: Request,
-    /// None where it does not compile.
+    /// None if it does not compile.
     object: Option<Arc<[u8]>>,
 }
 
@@ -50,7 +49,7 @@ impl TargetKernels {
         self.kernels.len()
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.kernels.is_empty()
     }

@@ -1,5 +1,5 @@
-//! Which template, with which parameters, and why: the tuning tables' row first, then the other candidates. One
-//! function for `run`, `tune` and `kernels plan`.
+//! Which template, with which parameters, and why: first the row of the tuning tables, then the other candidates.
+//! `run`, `tune` and `kernels plan` all use this one function.
 
 pub mod useless;
 
@@ -22,7 +22,7 @@ pub struct Choice {
     pub template: Arc<Template>,
     /// Its parameters, complete.
     pub params: Params,
-    /// Why it stands where it stands.
+    /// Why it has this rank.
     pub why: Why,
 }
 
@@ -89,7 +89,7 @@ pub enum NotFused {
         /// Every template with its reason; or the row with its own.
         reasons: Vec<String>,
     },
-    /// No kernel for it could be had.
+    /// No kernel for it compiles and loads.
     #[error("no kernel for it is available")]
     Refused,
 }
@@ -101,7 +101,7 @@ pub struct Ranking {
     pub choices: Vec<Choice>,
     /// The other templates of these ops, each with why it is no choice.
     pub misfits: Vec<(Arc<str>, Misfit)>,
-    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others stand behind
+    /// Every tuning row that applies. The first has decided, unless it could not be followed; the others follow
     /// it.
     pub rows: Vec<TuningRow>,
     /// Tuning rows that could not be followed, a line for each.
@@ -131,7 +131,7 @@ pub fn are_same(one: &[Choice], other: &[Choice]) -> bool {
 }
 
 impl Problem {
-    /// What the tuning tables are asked about it.
+    /// The query of the tuning tables for it.
     pub fn query(&self) -> Query {
         let dims = self.dims.iter().map(|(name, &value)| (name.clone(), Fact::Number(value.into())));
         let flags = self.flags.iter().map(|(name, &value)| (name.clone(), Fact::Flag(value)));
@@ -177,7 +177,7 @@ impl Chooser {
         Ok(chooser)
     }
 
-    /// The same for who looks for what is wrong: does without tables that could not be read, and warns of nothing.
+    /// The same for commands that look for mistakes: skips tables that could not be read, and prints no warnings.
     pub fn unchecked(library: Library, tables: TuningTables, target: Target) -> Self {
         Self { library, tables, target }
     }
@@ -192,7 +192,7 @@ impl Chooser {
         &self.tables
     }
 
-    /// What is compiled for.
+    /// The target of compilation.
     pub fn target(&self) -> &Target {
         &self.target
     }

@@ -1,5 +1,5 @@
 //! Kernels that are data. A [`template`] is rendered for a [`target`], compiled or found as an [`object`], and chosen
-//! by the [`tuning`] tables: [`pipeline`] is all of that in one call.
+//! by the [`tuning`] tables; [`pipeline`] does all of that in one call.
 
 pub mod ahead;
 pub mod choice;
@@ -19,7 +19,7 @@ use std::path::Path;
 /// it gives, if it gives anything.
 ///
 /// # Errors
-/// The work cannot be read, or what came of it not be written.
+/// The job cannot be read, or the result cannot be written.
 pub fn worker() -> Option<io::Result<()>> {
     let mut words = env::args_os().skip(1);
     match words.next()?.to_str()? {

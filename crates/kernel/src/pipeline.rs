@@ -1,4 +1,4 @@
-//! The whole way of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
+//! The whole path of a kernel: a template is chosen, rendered, keyed, compiled or found in the cache, and loaded. The
 //! graph calls nothing else.
 
 use std::collections::BTreeSet;
@@ -50,7 +50,7 @@ pub struct LoadedKernel {
     pub uses: Option<KernelFacts>,
 }
 
-/// Why a kernel could not be had.
+/// Errors of getting a kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum PipelineError {
     /// The library has no fitting template, or a broken one in its place.
@@ -66,7 +66,7 @@ pub enum PipelineError {
     #[error("the object of kernel `{label}` cannot be used")]
     Object {
         label: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: ObjectError,
     },
@@ -126,7 +126,7 @@ pub(crate) struct Attempt<T> {
     first_error: Option<PipelineError>,
 }
 
-/// What rankings came to.
+/// The kernels for rankings.
 pub(crate) struct Served<T> {
     pub(crate) attempts: Vec<Attempt<T>>,
     /// For each ranking the index of its own.
@@ -148,13 +148,13 @@ impl Pipeline {
         Ok(Self { chooser: Chooser::new(library, tables, target)?, store, driver, most_bytes: usize::MAX })
     }
 
-    /// The same, which takes the device's memory for no larger than so many bytes.
+    /// The same, with the device's memory limited to `most_bytes`.
     #[must_use]
     pub fn with_memory(self, most_bytes: usize) -> Self {
         Self { most_bytes, ..self }
     }
 
-    /// The device's memory, as far as it may be used; `None` where nobody says.
+    /// The usable part of the device's memory; `None` if unknown.
     ///
     /// # Errors
     /// The device's words.
@@ -177,7 +177,7 @@ impl Pipeline {
         self.chooser.library()
     }
 
-    /// What is compiled for.
+    /// The target of compilation.
     pub fn target(&self) -> &Target {
         self.chooser.target()
     }
@@ -192,7 +192,7 @@ impl Pipeline {
         &*self.driver
     }
 
-    /// The device, for whoever outlives this.
+    /// The device, for owners that outlive this.
     pub fn shared_driver(&self) -> Arc<dyn Driver> {
         Arc::clone(&self.driver)
     }
@@ -254,7 +254,7 @@ impl Pipeline {
         }
     }
 
-    /// What the compiler is asked for a rendered kernel.
+    /// The compiler's request for a rendered kernel.
     pub fn request(&self, rendered: &Rendered) -> Request {
         Request::new(rendered, self.target())
     }

@@ -1,9 +1,8 @@
-//! What the C library keeps of memory that was freed.
+//! Settings of the C library's heap: how much freed memory it keeps.
 
-/// From here on, memory of 4 MiB or more is the system's again as soon as it is freed. Otherwise glibc raises the
-/// size from which it maps memory to that of the largest piece that was freed, 32 MiB at most, and keeps twice as much
-/// in the heap of every thread that once had one (mallopt(3), `M_MMAP_THRESHOLD`). With another C library nothing
-/// changes.
+/// From here on, freed pieces of 4 MiB or more return to the system at once. Otherwise glibc raises the size from which
+/// it maps memory to that of the largest freed piece, 32 MiB at most, and keeps twice as much in the heap of every
+/// thread that once had one (mallopt(3), `M_MMAP_THRESHOLD`). With another C library nothing changes.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 pub fn return_large_memory() {
     /// Memory of this size or more is returned to the system when it is freed.

@@ -1,6 +1,6 @@
-//! Foreign files: only regular ones are opened. They are mapped read-only, as reference-counted [`Bytes`] whose slices
-//! keep the mapping alive, or read whole up to a bound. Also: memory for what is made from such slices, and the heap's
-//! settings.
+//! Files of other programs: only regular files are opened. They are mapped read-only, as reference-counted [`Bytes`]
+//! whose slices keep the mapping alive, or read whole up to a bound. Also: memory for converted tensors, and the
+//! heap's settings.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +34,7 @@ pub(crate) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// To wait for a pipe would last until somebody writes.
+/// Opening a pipe would wait for a writer.
 #[cfg(unix)]
 fn open_without_waiting(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt;
@@ -62,7 +62,7 @@ fn name_of(_: std::fs::FileType) -> &'static str {
     "no file"
 }
 
-/// Reads a regular file of so many bytes at most.
+/// Reads a regular file of this many bytes at most.
 ///
 /// # Errors
 /// As [`open`], whatever reading gives, and [`io::ErrorKind::FileTooLarge`].
@@ -116,7 +116,7 @@ pub fn map(path: &Path) -> io::Result<Bytes> {
 /// About how many of these bytes are not in memory, so that reading them waits for the disk.
 #[cfg(target_os = "linux")]
 pub fn not_in_memory(bytes: &[u8]) -> usize {
-    /// Pages that are looked at.
+    /// Pages that are sampled.
     const SAMPLES: usize = 64;
     // SAFETY: asks for a number.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);

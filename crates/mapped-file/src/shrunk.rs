@@ -1,9 +1,9 @@
-//! Mapped files that become shorter: reading a page that is gone is a SIGBUS, which would end the process without a
-//! word. The handler here says which file it was.
+//! Mapped files that become shorter: reading a page that is gone raises SIGBUS, which would end the process without a
+//! message. The handler here names the file.
 //!
-//! It runs in a signal, so it allocates nothing, takes no lock and calls what is async-signal-safe: `write`, `_exit`
-//! and `sigaction`. The mappings that it looks through are a list that only grows, by one node for each file that was
-//! ever mapped; what is unmapped is marked.
+//! It runs in a signal handler, so it allocates nothing, takes no lock and calls only async-signal-safe functions:
+//! `write`, `_exit` and `sigaction`. Its list of mappings only grows, by one node for each file that was ever mapped;
+//! unmapped ones are marked.
 
 use std::ffi::c_int;
 use std::os::unix::ffi::OsStrExt;

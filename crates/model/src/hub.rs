@@ -1,4 +1,5 @@
-//! Models by their id: `openai/gpt-oss-20b`, where Hugging Face's cache on this machine has it. Nothing is downloaded.
+//! Models by their id, such as `openai/gpt-oss-20b`, in this machine's copy of Hugging Face's cache. Nothing is
+//! downloaded.
 
 use std::path::{Component, Path, PathBuf};
 

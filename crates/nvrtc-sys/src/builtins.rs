@@ -1,5 +1,5 @@
-//! NVRTC opens its builtins by their bare name, which the loader looks up where it looks for all libraries, and not
-//! beside NVRTC. A library of that name that is loaded already is found wherever it lies.
+//! NVRTC opens its builtins by their bare name, which the loader searches in its usual places and not beside NVRTC. If
+//! a library of that name is already loaded, NVRTC finds it wherever it is.
 
 use std::fs;
 use std::mem;

@@ -1,5 +1,4 @@
-//! NVRTC, NVIDIA's run-time compiler: where it may be, what its functions are called, and the library that it needs
-//! besides.
+//! NVRTC, NVIDIA's run-time compiler: its paths, its functions' names, and the second library that it needs.
 
 #![allow(unsafe_code)]
 

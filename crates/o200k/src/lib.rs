@@ -1,5 +1,5 @@
-//! The tokens of OpenAI's `o200k_harmony`, which `tiktoken-rs` carries: by id, and by their bytes. Nothing has to be
-//! unpacked when a program starts: what is looked into lies in the program as `build.rs` left it.
+//! The tokens of OpenAI's `o200k_harmony`, which `tiktoken-rs` carries: by id, and by their bytes. A start unpacks
+//! nothing: the tables are in the program as `build.rs` wrote them.
 
 mod hash;
 

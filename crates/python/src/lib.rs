@@ -120,7 +120,7 @@ impl Engine {
         self.loaded.kernels
     }
 
-    /// The ids of a prompt: those of its text, behind the token with which the model's texts begin.
+    /// The ids of a prompt: those of its text, after the token with which the model's texts begin.
     fn encode(&self, py: Python<'_>, text: &[u8]) -> PyResult<Vec<u32>> {
         let tokenizer = &self.loaded.tokenizer;
         py.detach(|| Ok(tokenizer.begun(tokenizer.encode_prompt(text)?))).map_err(|error: Error| raised(error))

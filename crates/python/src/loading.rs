@@ -1,4 +1,4 @@
-//! From a model's name to an engine, as `run` does it, with fewer choices: one device, which has the whole model.
+//! Loads an engine by a model's name, as `run` does, with fewer choices: one device, which has the whole model.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ use system::bounded_process::{this_program, work_is_done_by};
 const MOST_SLOTS: usize = 1024;
 /// Most threads for each core.
 const MOST_THREADS: usize = 4;
-/// Tokens of a sequence where nobody says how many.
+/// Default length of a sequence, in tokens.
 const CONTEXT: usize = 4096;
 /// Most rows of a step.
 const CHUNK: usize = 512;

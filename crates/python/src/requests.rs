@@ -18,7 +18,7 @@ pub(crate) enum Reading {
     Chat(Box<dyn AnswerParser>),
 }
 
-/// A request that has not ended, or whose end nobody took.
+/// A request that has not ended, or whose end was not taken.
 struct Asked {
     id: RequestId,
     /// Tokens of no text that end it.

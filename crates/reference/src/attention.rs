@@ -98,7 +98,7 @@ impl Layout {
 }
 
 /// Rows as a step has them while it takes in a prompt: consecutive rows of one slot, whose first position `start` says,
-/// given their count, and single rows of the other slots before and behind them.
+/// given their count, and single rows of the other slots before and after them.
 pub(super) fn chunk(
     layout: &Layout,
     n_tokens: usize,
@@ -242,8 +242,8 @@ fn a_position(layout: &Layout, window: usize, t: usize, random: &mut Random) -> 
     }
 }
 
-/// Positions of every slot, up to that of its last row, where the flag `causal`, which no contract declares and which
-/// is true where nobody gives it, is false.
+/// Positions of every slot, up to that of its last row, if the flag `causal` is false. No contract declares `causal`;
+/// its default is true.
 fn n_positions(case: &Case, layout: &Layout, rows: impl Iterator<Item = (usize, usize)>) -> Option<Vec<usize>> {
     if case.flags.get("causal") != Some(&false) {
         return None;
@@ -258,7 +258,7 @@ fn n_positions(case: &Case, layout: &Layout, rows: impl Iterator<Item = (usize, 
 struct Sight {
     /// Positions on one side, the token's own included; 0 is all.
     window: usize,
-    /// Positions in each slot; none where attention is causal, so that nobody looks behind his own.
+    /// Positions in each slot; none if attention is causal, so that no row sees later positions.
     n_positions: Option<Vec<usize>>,
 }
 

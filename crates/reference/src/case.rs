@@ -23,7 +23,7 @@ pub struct Case {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
-    /// The type of what contracts call `activation`; f32 if nobody says. Outputs are not rounded to it.
+    /// The type that contracts call `activation`; f32 by default. Outputs are not rounded to it.
     pub activation: Option<Dtype>,
     /// The kind of random inputs, by a name that the op knows: for what the usual mixture meets rarely.
     pub inputs: Option<String>,
@@ -34,8 +34,8 @@ pub struct Case {
 /// A tensor as it should be after the op, and how much a kernel may differ.
 ///
 /// A float `got` is right when `|got - want| <= atol + rtol * scale`, with the contract's `rtol` and `atol`; an integer
-/// must be equal. Values are not rounded to the type in which a kernel stores them: who compares grants a type
-/// narrower than f32 its rounding ([`Tensor::rounding`]) on top.
+/// must be equal. Values are not rounded to the type in which a kernel stores them: comparisons add a rounding for
+/// types narrower than f32 ([`Tensor::rounding`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Output {
     /// Every element, in the contract's order.

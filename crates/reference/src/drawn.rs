@@ -1,5 +1,5 @@
-//! Random elements that are made when they are asked for: weights as large as a real model's, of which the reference
-//! looks at a few and a device gets the bytes.
+//! Random elements generated on demand: weights as large as a real model's, of which the reference reads a few and a
+//! device gets all bytes.
 
 use std::sync::OnceLock;
 use std::thread;

@@ -1,4 +1,4 @@
-//! What numbers in blocks are: a decoder for each format, and random blocks.
+//! Numbers in blocks: a decoder for each format, and random blocks.
 
 use std::borrow::Cow;
 
@@ -10,7 +10,7 @@ use format::{BlockFormat, Dtype, Parameter};
 /// The number that code `i` of a row stands for, by the parameters that it has. Products are exact in f32, and here;
 /// sums with an offset, and products with a scale in f32, are rounded to f32, as they are where they are stored.
 fn decoded(dtype: Dtype, i: usize, code: f64, parameters: &[f64]) -> f64 {
-    // The code with its high bits, of which a word has those of so many codes.
+    // The code with its high bits, of which a word has those of this many codes.
     let with = |high: f64, every: usize| {
         let (bits, below) = (32 / every, dtype.size_bits());
         let own = high as u32 >> (bits * (i % every)) & ((1 << bits) - 1);

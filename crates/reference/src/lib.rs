@@ -1,8 +1,8 @@
 //! The reference of every op: plain f64 loops written from the formulas, and valid random inputs.
 //!
-//! This knows element types and dimensions, nothing of templates, kernels or devices; the contracts (`op.toml`) state
-//! shapes and layouts. [`dense`], [`attention`], [`moe`], [`collective`], [`logits`], [`sample`], [`peak`] and
-//! [`weights`] hold the ops. What is compared with what comes out of here is said in [`Output`].
+//! This crate knows element types and dimensions, but no templates, kernels or devices; the contracts (`op.toml`)
+//! state shapes and layouts. [`dense`], [`attention`], [`moe`], [`collective`], [`logits`], [`sample`], [`peak`] and
+//! [`weights`] have the ops. [`Output`] says how results are compared.
 
 mod attention;
 mod case;

@@ -1,5 +1,4 @@
-//! References of what is done to logits, and read off them, for the rows that ask: `change_logits`, `min_p`,
-//! `logprobs`.
+//! References of ops that change or read logits, for the rows that ask for it: `change_logits`, `min_p`, `logprobs`.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::random::Random;

@@ -4,7 +4,7 @@ use super::drawn::{Drawn, a_number};
 use super::tensor::Tensor;
 use format::Dtype;
 
-/// From so many elements on they are drawn when they are asked for.
+/// From this many elements on they are drawn when they are asked for.
 const MANY: usize = 1 << 20;
 
 /// SplitMix64 (Steele, Lea, Flood 2014): small, and good enough for inputs.

@@ -1,8 +1,8 @@
 //! References of `take_token` and of `sample`: the seeds' sampler, with ties decided.
 //!
-//! Which token is drawn hangs on comparisons of sums that every kernel rounds in its own way, so the inputs are chosen
-//! such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose coin,
-//! top_p or cutoff comes within a margin of an edge is made again.
+//! Which token is drawn depends on comparisons of sums that every kernel rounds in its own way. So the inputs are
+//! chosen such that no comparison is close: logits are multiples of 1/64 (equal or clearly different), and a row whose
+//! coin, top_p or cutoff is within a margin of an edge is made again.
 
 use super::case::{Case, Output, Outputs, ReferenceError, Tensors, falling, named, only, tensor};
 use super::random::Random;

@@ -1,4 +1,4 @@
-//! The side of a replica that computes.
+//! The child's side of a replica: computes.
 
 use std::io::{self, BufRead, Write};
 use std::process;
@@ -13,8 +13,8 @@ use super::Line;
 /// How often a child says that it is there.
 const BEAT: Duration = Duration::from_secs(1);
 
-/// Listens from here on, and says that it is there: `on` is told the orders, by a thread of its own. When nobody is
-/// left to listen to, the process ends. Nothing but what [`tell`] and [`fail`] write may go to stdout from now on.
+/// Listens from here on, and reports that it is ready. A thread passes the orders to `on`. When its parent is gone, the
+/// process ends. From now on only [`tell`] and [`fail`] may write to stdout.
 ///
 /// # Errors
 /// The system has no threads for it.
@@ -40,7 +40,7 @@ pub fn begin<T: DeserializeOwned>(on: impl Fn(T) + Send + 'static) -> io::Result
     Ok(())
 }
 
-/// Tells the parent something.
+/// Sends a message to the parent.
 pub fn tell<T: Serialize>(what: T) {
     say(&Line::Told(what));
 }

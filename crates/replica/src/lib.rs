@@ -1,9 +1,8 @@
-//! Copies of the model on several devices of this machine, each in a process of its own, which is this program again.
+//! Copies of the model on several devices of this machine, each in its own process of this program.
 //!
-//! [`Replica`] is such a process as the one that started it sees it, [`child`] is the process's own side. They talk in
-//! lines of JSON: over the child's stdin go orders, of whatever type whoever uses this needs; over its stdout
-//! [`Line`]s. A child ends when its stdin does, whatever ended the parent. [`WireRequest`] is a request, in such a
-//! line.
+//! [`Replica`] is such a process as its parent sees it, [`child`] is the process's own side. They exchange lines of
+//! JSON: orders of the user's type over the child's stdin, [`Line`]s over its stdout. A child ends when its stdin
+//! does, whatever ended the parent. [`WireRequest`] is a request in such a line.
 
 pub mod child;
 mod parent;
@@ -28,8 +27,8 @@ pub enum Line<T> {
     },
 }
 
-/// A request, in a line. Numbers that are no integers go as their bits, so that they come as they went; a mask goes as
-/// the text of its grammar, of which whoever takes the request out makes a mask.
+/// A request, in a line. Floats go as their bits, so that they arrive unchanged. A mask goes as the text of its
+/// grammar, from which the receiver makes a mask.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WireRequest {
     prompt: Vec<u32>,

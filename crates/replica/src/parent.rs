@@ -1,4 +1,4 @@
-//! The side of a replica that gives orders and watches.
+//! The parent's side of a replica: gives orders and watches.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -53,7 +53,7 @@ pub enum ReplicaError {
         device: String,
         pid: u32,
         how: String,
-        /// What it printed last, behind a colon; or nothing.
+        /// What it printed last, after a colon; or nothing.
         last_words: String,
     },
     /// Its process is there, and says nothing.
@@ -62,7 +62,7 @@ pub enum ReplicaError {
         device: String,
         pid: u32,
         seconds: u64,
-        /// What the system says of it, behind a comma; or nothing.
+        /// What the system says of it, after a comma; or nothing.
         state: &'static str,
     },
 }
@@ -101,7 +101,7 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Starts one. `on` is told each line that it says, and None at its end, by a thread of its own, until it is false.
+    /// Starts one. A thread passes each line of its output to `on`, and None at its end, until `on` returns false.
     ///
     /// # Errors
     /// [`ReplicaError::NotStarted`].
@@ -164,14 +164,14 @@ impl Replica {
             return None;
         }
         let (device, pid) = (self.device.clone(), self.process.id());
-        // The third field, behind a name in brackets.
+        // The third field, after a name in brackets.
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let is_stopped = stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'));
         let state = if is_stopped { ", since it is stopped" } else { "" };
         Some(ReplicaError::Silent { device, pid, seconds: self.heard.elapsed().as_secs(), state })
     }
 
-    /// It said that it cannot go on.
+    /// The replica reported that it cannot continue.
     pub fn failed(&self, message: String, hint: Option<String>) -> ReplicaError {
         ReplicaError::Failed { device: self.device.clone(), message, hint }
     }
@@ -210,7 +210,7 @@ impl Drop for Replica {
     }
 }
 
-/// When somebody listened last.
+/// The time of the last look.
 #[derive(Debug)]
 pub struct Listening(Instant);
 
@@ -221,8 +221,8 @@ impl Default for Listening {
 }
 
 impl Listening {
-    /// Listens again. Whether this process was stopped meanwhile, or waited for a disk: then it has heard nobody, and
-    /// knows of nobody's silence.
+    /// Listens again. Returns whether this process was stopped meanwhile, or waited for a disk: then it missed the
+    /// replicas' messages, and cannot call them silent.
     pub fn was_away(&mut self) -> bool {
         let now = Instant::now();
         now - std::mem::replace(&mut self.0, now) > AWAY

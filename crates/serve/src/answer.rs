@@ -33,7 +33,7 @@ pub(crate) struct Drawn {
     pub(crate) logprobs: LogitRowLogprobs,
 }
 
-/// What became known of an answer.
+/// A step of an answer.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum AnswerDelta {
     /// An item begins. No other is open.
@@ -295,7 +295,7 @@ impl Answer {
 }
 
 impl Open {
-    /// Tells a text, and the tokens that begin in what was told so far.
+    /// Emits a text, and the tokens that begin in the text so far.
     fn tell(&mut self, text: String, is_end: bool, steps: &mut Vec<AnswerDelta>) {
         self.text += &text;
         let n_told = self.text.len();

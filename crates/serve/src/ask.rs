@@ -18,7 +18,7 @@ use engine::scheduler::Request;
 pub(crate) struct Ask {
     /// As the client named it; absent, the one that is served.
     pub(crate) model: Option<String>,
-    /// How tokens are chosen.
+    /// Sampling.
     pub(crate) sampling: SamplingFields,
     /// Tokens at most, reasoning included.
     pub(crate) max_tokens: Option<usize>,
@@ -33,13 +33,13 @@ pub(crate) struct Ask {
     pub(crate) format: TextFormat,
     /// Where visible text ends.
     pub(crate) stop: StopText,
-    /// Go on behind the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
+    /// Go on after the tokens that end an answer, if nothing else is asked of it: [`Self::goes_on`].
     pub(crate) ignore_eos: bool,
     /// With `Some(k)`, log-probabilities of the tokens of messages, and of the k most probable others.
     pub(crate) n_logprobs: Option<usize>,
     /// Tell it as it comes.
     pub(crate) stream: bool,
-    /// What the chat template is told besides.
+    /// Further values for the chat template.
     pub(crate) template_words: Map<String, Value>,
     /// More tokens that end an answer, and are no part of it.
     pub(crate) stop_token_ids: Vec<u32>,
@@ -54,7 +54,7 @@ pub(crate) struct Ask {
 }
 
 impl Ask {
-    /// Whether nobody sees an answer before its end, which the model alone makes.
+    /// Whether an answer is sent only at its end, which only the model can make.
     pub(crate) fn is_seldom(&self) -> bool {
         !self.stream && self.stop.is_empty()
     }
@@ -72,7 +72,7 @@ impl Ask {
         self.format != TextFormat::Text || must_call || is_strict
     }
 
-    /// Whether it goes on behind the tokens that end an answer. An answer with a form ends with it: text behind it
+    /// Whether it goes on after the tokens that end an answer. An answer with a form ends with it: text after it
     /// would break the form.
     pub(crate) fn goes_on(&self) -> bool {
         self.ignore_eos && !self.is_bound()
@@ -172,7 +172,7 @@ fn thinks<'a>(body: &Field<'a>) -> Option<Field<'a>> {
     body.get("enable_thinking").or_else(|| body.get("chat_template_kwargs")?.get("enable_thinking"))
 }
 
-/// `chat_template_kwargs`, `documents` and `enable_thinking`. Efforts are told as such.
+/// `chat_template_kwargs`, `documents` and `enable_thinking`. Efforts have their own field.
 fn template_words(body: &Field) -> Result<Map<String, Value>, ApiError> {
     let mut words = Map::new();
     if let Some(given) = body.get("chat_template_kwargs") {

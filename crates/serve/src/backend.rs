@@ -48,7 +48,7 @@ pub struct ModelFacts {
     pub(crate) fingerprint: String,
     /// When the model was loaded, in seconds since 1970.
     pub(crate) created: u64,
-    /// Answers that may run and wait at a time: nobody may ask for more at once.
+    /// Answers that may run and wait at a time: no request may ask for more at once.
     pub(crate) most_answers: usize,
     /// Sequences at a time.
     pub(crate) n_slots: usize,
@@ -89,7 +89,7 @@ pub enum Health {
         n_up: usize,
         n: usize,
     },
-    /// Nobody asked for long, and the model takes no memory: the next request loads it.
+    /// The model was unloaded after a time without requests: the next request loads it.
     Unloaded,
     /// The model is being loaded for those who asked, who wait.
     Loading,
@@ -117,7 +117,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// As a client is told; `param` is the field that the prompt is made of.
+    /// The error for a client; `param` is the field with the prompt.
     pub(crate) fn into_error(self, param: &str) -> ApiError {
         match self {
             Self::Overloaded { retry_after } => {

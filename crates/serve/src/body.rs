@@ -1,9 +1,9 @@
-//! JSON bodies: read up to a limit and in time, and errors that name the field.
+//! JSON bodies: read with limits of size and time; errors name the field.
 //!
-//! A body is looked over before it is read as JSON ([`Extent`]): texts that no prompt can have, and lists that would
-//! take many times the memory of their bytes, are refused without being copied once.
+//! A body is scanned before it is parsed ([`Extent`]): texts longer than any prompt, and lists that would take many
+//! times the memory of their bytes, are refused without a copy.
 //!
-//! What is unknown in a body is ignored. `null` means absent. All fields are read through [`super::field::Field`].
+//! Unknown fields are ignored. `null` means absent. All fields are read through [`super::field::Field`].
 
 use std::fmt;
 use std::io::Read as _;
@@ -210,7 +210,7 @@ struct Extent {
     text_bytes: usize,
     /// Those of the longest.
     longest_bytes: usize,
-    /// Numbers that stand behind another element in the lists of [`OF_IDS`], or in lists of those.
+    /// Numbers that follow another element in the lists of [`OF_IDS`], or in lists of those.
     n_numbers: usize,
     /// About what a [`Value`] of everything else takes in memory, without its texts.
     other_bytes: usize,
@@ -286,7 +286,7 @@ impl Extent {
     }
 }
 
-/// The length of a text whose quote was just read; `at` goes behind the one that ends it. An escape is one byte, which
+/// The length of a text whose quote was just read; `at` goes after the one that ends it. An escape is one byte, which
 /// is the least that it stands for.
 fn text_len(json: &[u8], at: &mut usize) -> usize {
     let mut n_bytes = 0;

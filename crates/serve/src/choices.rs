@@ -12,7 +12,7 @@ use super::history::Scope;
 use super::mailbox::{Chunk, Ending, Generation};
 use engine::scheduler::FinishReason;
 
-/// What became known of one of the answers.
+/// A step of one of the answers.
 #[derive(Debug)]
 pub(crate) struct News {
     pub(crate) index: usize,
@@ -21,7 +21,7 @@ pub(crate) struct News {
     pub(crate) finish: Option<Finish>,
 }
 
-/// Adds a step to those that are told at a time: text that follows text is one.
+/// Adds a step to those that are sent together: text after text is one step.
 fn add(steps: &mut Vec<AnswerDelta>, step: AnswerDelta) {
     match (steps.last_mut(), step) {
         (Some(AnswerDelta::Text { text, drawn }), AnswerDelta::Text { text: more, drawn: more_drawn }) => {

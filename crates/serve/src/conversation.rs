@@ -1,4 +1,4 @@
-//! A conversation as its client gives it, and as the model is to read it: what both chat APIs have in common.
+//! A conversation as the client sent it, and as the model reads it: the common part of the chat APIs.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use chat::{AssistantMessage, MessagePart, Phase, Turn};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ConversationItem {
     Developer(String),
-    /// What the person says.
+    /// A message of the user.
     User(String),
     /// A turn of the assistant, as its client has it.
     Assistant(Vec<AssistantMessage>),
@@ -21,7 +21,7 @@ pub(crate) enum ConversationItem {
     Result {
         call_id: String,
         text: String,
-        /// Where the id stands in the request, for errors.
+        /// The place of the id in the request, for errors.
         path: String,
     },
 }
@@ -33,7 +33,7 @@ impl ConversationItem {
         matches!(turn.last().map(|made| &made.part), Some(MessagePart::Content { text, .. }) if !text.is_empty())
     }
 
-    /// Bytes that it takes, about.
+    /// Its approximate size in bytes.
     pub(crate) fn size_bytes(&self) -> usize {
         64 + match self {
             Self::Developer(text) | Self::User(text) | Self::Result { text, .. } => text.len(),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::mailbox::Failed;
 
-/// An error that a client is told of.
+/// An error for a client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,

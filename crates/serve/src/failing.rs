@@ -1,4 +1,4 @@
-//! The failure of a backend, and the tasks that wait for it.
+//! The failure of a backend, which tasks wait for.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! A value of a request with its place: reading it gives the value, or an error that names the place and what was
-//! found.
+//! A value of a request with its place: reading it gives the value, or an error with the place and what was found
+//! there.
 
 use std::ops::RangeInclusive;
 

@@ -1,5 +1,5 @@
-//! The form of an answer, as clients of several servers ask for it: `response_format` and `text.format` of OpenAI,
-//! `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp,
+//! The requested form of an answer, in the fields of several servers' clients: `response_format` and `text.format` of
+//! OpenAI, `structured_outputs` and `guided_*` of vLLM, `regex` of `SGLang`, `json_schema` and `grammar` of llama.cpp,
 //! `output_config.format` of Anthropic.
 
 use serde_json::Value;
@@ -36,7 +36,7 @@ impl TextFormat {
     /// Reads what a request says of it: `format` is the field of its API, the others have one name everywhere.
     ///
     /// # Errors
-    /// A type that is none, a schema that is no object, two forms at a time.
+    /// An unknown type, a schema that is not an object, or two forms at a time.
     pub(crate) fn of_request(body: &Field, format: Option<Field>) -> Result<Self, ApiError> {
         let mut found: Option<(Self, String)> = None;
         let mut add = |form: Self, place: &Field| match &found {

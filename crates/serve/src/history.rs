@@ -1,8 +1,8 @@
-//! Exact history: the ids of the turns that this server made, so that a turn which comes back is put into the prompt as
-//! the model wrote it.
+//! Exact history: the token ids of the turns that this server generated. A turn that a client sends back goes into the
+//! prompt exactly as the model wrote it.
 //!
-//! Clients drop reasoning, and rendering is never the model's own spelling in all cases; with its ids the next prompt
-//! begins with all of the last one's, and the reasoning behind a call is there again.
+//! Clients drop reasoning, and rendering does not always give the model's own spelling. With the ids, the next prompt
+//! begins with all of the last one's tokens, and has the reasoning before a call again.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;

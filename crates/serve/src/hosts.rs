@@ -1,8 +1,8 @@
-//! Which host names are served.
+//! The host names that the server accepts.
 //!
-//! A page of another site may have its own name resolve to a loopback address (DNS rebinding): its requests then come
-//! here, and its browser takes them for requests to that site. They still name it, in `Host`. So a server that only
-//! this machine is to reach answers to the names of this machine alone.
+//! A page of another site may let its own name resolve to a loopback address (DNS rebinding). Its requests then come
+//! here, while its browser takes them for requests to that site. They still have that name in `Host`. So a server that
+//! only this machine should reach accepts only this machine's names.
 
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;

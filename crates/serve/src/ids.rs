@@ -1,4 +1,4 @@
-//! Ids of requests, answers and items: unpredictable without this process's secret, and unique.
+//! Ids of requests, answers and items: unique, and unpredictable without this process's secret.
 
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
@@ -42,7 +42,7 @@ impl Ids {
         u64::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3], bytes[4], bytes[5], bytes[6], bytes[7]])
     }
 
-    /// Bytes for a key that nobody else knows.
+    /// Bytes for a secret key.
     pub(crate) fn random(&self) -> [u8; 32] {
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         Sha256::new().chain_update(self.secret).chain_update(count.to_le_bytes()).finalize().into()

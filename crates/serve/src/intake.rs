@@ -1,4 +1,4 @@
-//! Which requests a backend takes, and the count of those that it has.
+//! Decides which requests a backend takes, and counts those that it has.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -50,7 +50,7 @@ struct Counts {
     waiting: usize,
     running: usize,
     waiting_tokens: usize,
-    /// Those in the background, which are in no other count: nobody is refused or waits because of them.
+    /// Background requests, which are in no other count: they neither refuse nor delay others.
     background: usize,
     closed: Option<Failed>,
     /// When requests ended, the latest last.
@@ -60,7 +60,7 @@ struct Counts {
 /// Ends of requests that the rate is measured over.
 const MEASURED: usize = 64;
 
-/// Nobody is told to wait longer.
+/// The longest time in `Retry-After`.
 const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 impl Intake {
@@ -101,7 +101,7 @@ impl Intake {
         Ok(())
     }
 
-    /// Takes no more; whoever comes is told this.
+    /// Refuses all further requests, with this reason.
     pub(crate) fn close(&self, why: Failed) {
         self.counts().closed = Some(why);
     }

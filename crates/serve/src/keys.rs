@@ -16,7 +16,7 @@ use super::error::ApiError;
 use super::page::is_page;
 use super::request_log::Record;
 
-/// The keys that open the server; without one, everybody may ask.
+/// The accepted keys; without one, everyone may send requests.
 #[derive(Clone, Debug, Default)]
 pub struct Keys {
     digests: Vec<[u8; 32]>,
@@ -48,7 +48,7 @@ impl KeyUse {
         Self { limits, running, left }
     }
 
-    /// Begins a request, if it may; what comes back is held until it ends.
+    /// Begins a request, if its key allows it; the result is held until the request ends.
     fn begin(&self, now: Instant) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         let permit = match self.limits.running {
             None => None,
@@ -96,7 +96,7 @@ impl Keys {
         Self { digests, uses: Arc::new(uses) }
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.digests.is_empty()
     }
@@ -125,7 +125,7 @@ impl Keys {
         Caller(if self.digests.len() > 1 { number } else { 0 })
     }
 
-    /// The key that a request brought, none where it needs none.
+    /// The key that a request brought, none if it needs none.
     fn check(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<Option<usize>, ApiError> {
         if self.is_empty() || *method == Method::OPTIONS || OPEN.contains(&path) || is_page(path) {
             return Ok(None);

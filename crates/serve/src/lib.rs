@@ -1,9 +1,9 @@
 //! `gptoss-jit serve`: OpenAI's API over HTTP.
 //!
-//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits, formats
-//! or encodes. Everything else (JSON, templates, parsing) is done by the tasks that wait at the other end. They see a
-//! [`backend::Backend`], which may as well be a script ([`replay`]). A file per endpoint; what all of them have in
-//! common is [`Server`].
+//! One thread owns the engine ([`engine_thread`]); it puts tokens into mailboxes ([`mailbox`]) and never waits,
+//! formats or encodes. The tasks at the other end do everything else (JSON, templates, parsing). They see a
+//! [`backend::Backend`], which may be a script ([`replay`]) instead. There is a file per endpoint; [`Server`] is what
+//! all of them share.
 
 mod about;
 pub(crate) mod answer;
@@ -155,7 +155,7 @@ impl Server {
     /// Queues a request of the HTTP request that is being answered. `param` is the field that its prompt is made of.
     ///
     /// # Errors
-    /// What the client is told, before any head is sent.
+    /// The client's error, before any head is sent.
     pub(crate) fn submit(&self, mut request: Request, param: &str) -> Result<Generation, ApiError> {
         let record = Record::current();
         request.cache_salt ^= record.as_ref().map_or(0, |record| record.caller().0);
@@ -253,7 +253,7 @@ impl Server {
     }
 }
 
-/// What a client is told of a text that cannot be encoded.
+/// The client's error for a text that cannot be encoded.
 fn told(error: &TokenizerError, param: &str) -> ApiError {
     match error {
         TokenizerError::TooManyTokens { max_tokens } => ApiError::more_than_context(param, *max_tokens),
@@ -308,8 +308,8 @@ async fn no_such_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("`{}` does not take `{method}`", uri.path()))
 }
 
-/// Without origins nothing is said of them, and browsers keep pages of other sites away. What is asked for is named,
-/// since `*` does not stand for `Authorization`.
+/// Without origins there are no CORS headers, and browsers keep pages of other sites away. Allowed headers are listed,
+/// because `*` does not include `Authorization`.
 fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
     let headers = AllowHeaders::mirror_request();
     let layer = CorsLayer::new().allow_methods(Any).allow_headers(headers).expose_headers([request_log::REQUEST_ID]);

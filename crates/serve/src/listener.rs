@@ -122,7 +122,7 @@ impl Listener {
         }
     }
 
-    /// Has connections end behind what they are sending, and waits for that.
+    /// Has connections end after what they are sending, and waits for that.
     pub async fn close(&self, patience: Duration) {
         self.is_closing.send_replace(true);
         let _ = timeout(patience, self.places.acquire_many(self.n_places - 1)).await; // one is held by `accept`
@@ -213,8 +213,8 @@ struct TimedStream {
     instead: Option<(Vec<u8>, usize)>,
 }
 
-/// What is sent instead of an answer that is none of the router's: a head without a body, for what could not be read as
-/// a request. It gets the form that errors have, and an id.
+/// The body for an answer that is not the router's: a head without a body, for bytes that are not a request. It gets
+/// the form of errors, and an id.
 fn with_body(head: &[u8], id: &str) -> Option<Vec<u8>> {
     let head = str::from_utf8(head).ok()?.strip_suffix("\r\n\r\n")?;
     let status = head.strip_prefix("HTTP/1.1 ")?.lines().next()?;

@@ -1,5 +1,5 @@
-//! Work that would keep a thread from its streams: encoding long texts, compiling new grammars. It runs on other
-//! threads, a few tasks at a time, and is given up when its client leaves.
+//! Work that would delay a thread's streams: encoding long texts, compiling new grammars. It runs on other threads, a
+//! few tasks at a time, and is abandoned when its client leaves.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,8 +35,8 @@ impl LongWork {
         Self { places: Arc::new(Semaphore::new(n)) }
     }
 
-    /// Does something, in its turn and on a thread for it if it `is_long`. It is told whether anybody waits for it
-    /// still: nobody does when this future was dropped.
+    /// Runs work in its turn, on another thread if it `is_long`. The work can ask whether it is still wanted: it is not
+    /// once this future was dropped.
     ///
     /// # Errors
     /// It panicked.

@@ -44,7 +44,7 @@ impl<K: Hash + Eq + Clone, V> LruMap<K, V> {
         Self { limits, entries: HashMap::new(), by_last_use: BTreeMap::new(), n_uses: 0, n_bytes: 0 }
     }
 
-    /// Keeps a value of so many bytes, instead of the one that its key had. A value above the limit is not kept.
+    /// Keeps a value of this many bytes, instead of the one that its key had. A value above the limit is not kept.
     pub(crate) fn insert(&mut self, key: K, value: V, bytes: usize) {
         self.remove(&key);
         if bytes > self.limits.max_bytes {

@@ -1,5 +1,5 @@
-//! What is counted, for Prometheus: vLLM's names behind a prefix, which dashboards know, a few of our own, and what
-//! `/proc` says of the process.
+//! Prometheus metrics: vLLM's names after a prefix, for existing dashboards, a few names of our own, and the process's
+//! figures from `/proc`.
 
 mod process;
 
@@ -236,19 +236,19 @@ impl Metrics {
         add.one("batch_requests", "Requests of batches that were answered, by outcome", &self.batch_requests);
         add.one("kv_cache_usage_perc", "Blocks of the KV cache that sequences hold, 1 is all", &self.kv_usage);
         self.add_cache(&mut add);
-        add.one("model_state", "1 for what the model is: loaded, unloaded or loading", &self.state);
-        add.one("prompt_tokens", "Tokens of prompts that were taken in", &self.prompt_tokens);
+        add.one("model_state", "1 for the state of the model: loaded, unloaded or loading", &self.state);
+        add.one("prompt_tokens", "Tokens of prompts that were read", &self.prompt_tokens);
         add.one("generation_tokens", "Tokens generated", &self.generation_tokens);
         add.one("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache", &self.prefix_queries);
         add.one("prefix_cache_hits", "Tokens of prompts found in the prefix cache", &self.prefix_hits);
         add.one("num_preemptions", "Sequences that gave their slot back for lack of blocks", &self.preemptions);
         add.one("spec_decode_num_draft_tokens", "Tokens that steps had draft rows for", &self.drafted);
         add.one("spec_decode_num_accepted_tokens", "Drafted tokens that were right", &self.accepted);
-        add.one("request_success", "Requests that came to their end, by reason", &self.success);
+        add.one("request_success", "Finished requests, by reason", &self.success);
         add.one("admission_rejections", "Requests that were refused, by reason", &self.rejections);
         add.one("cancelled", "Requests whose client left, by phase", &self.cancelled);
         add.one("http_responses", "Responses by status", &self.responses);
-        add.one("harmony_repairs", "Mistakes in what the model wrote that were put right, by kind", &self.repairs);
+        add.one("harmony_repairs", "Repaired mistakes in model output, by kind", &self.repairs);
         add.one("grammar_mask_seconds", "Time to compute a mask", &self.grammar_mask);
         add.one("grammar_cache_hits", "Grammars that were compiled before", &self.grammar_cache_hits);
         add.one("time_to_first_token_seconds", "From the request to its first token", &self.time_to_first_token);
@@ -259,7 +259,7 @@ impl Metrics {
         add.one("request_decode_time_seconds", "From the first token to the last", &self.decode);
         add.one("request_inference_time_seconds", "From the slot to the last token", &self.inference);
         add.one("request_params_n", "Answers that a request asks for", &self.params_n);
-        add.one("request_params_max_tokens", "Tokens at most that an answer may have", &self.params_max_tokens);
+        add.one("request_params_max_tokens", "Most tokens that an answer may have", &self.params_max_tokens);
         add.one("request_prompt_tokens", "Tokens of a prompt", &self.request_prompt);
         add.one("request_generation_tokens", "Tokens of an answer", &self.request_generation);
         add.one("iteration_tokens_total", "Tokens that a step gave", &self.iteration_tokens);
@@ -278,7 +278,7 @@ impl Metrics {
             ("enable_prefix_caching", "True".to_owned()),
         ];
         family.get_or_create(&labels).set(1);
-        add.one("cache_config_info", "What the KV cache is made of", &family);
+        add.one("cache_config_info", "Layout of the KV cache", &family);
     }
 
     /// What is known of each replica, by its number.
@@ -302,8 +302,8 @@ impl Metrics {
         add.one("replica_up", "1 if the replica takes requests", &gauge(|of| of.is_up.into()));
         add.one("replica_requests_running", "Requests that have a slot of the replica", &gauge(|of| of.running));
         add.one("replica_requests_waiting", "Requests that wait at the replica", &gauge(|of| of.waiting));
-        add.one("replica_restarts", "How often the replica was started again", &restarts);
-        add.one("requests_moved", "Requests that went on at another replica, since theirs ended", &self.moved);
+        add.one("replica_restarts", "Restarts of the replica", &restarts);
+        add.one("requests_moved", "Requests that moved to another replica because theirs ended", &self.moved);
     }
 
     /// A request went on at another replica.
@@ -353,7 +353,7 @@ impl Metrics {
         }
     }
 
-    /// A request asks for so many answers, of so many tokens at most.
+    /// A request asks for this many answers, of this many tokens at most.
     pub(super) fn asked(&self, n: usize, max_tokens: usize) {
         self.params_n.observe(n as f64);
         self.params_max_tokens.observe(max_tokens as f64);

@@ -1,4 +1,5 @@
-//! The page at `/`, which chats through this API. Its files are built in, and a browser is told to load nothing else.
+//! The page at `/`, which chats through this API. Its files are built in, and its policy forbids the browser to load
+//! anything else.
 
 use std::sync::Arc;
 
@@ -37,8 +38,8 @@ const FILES: [File; 17] = [
     ("/page/turns.mjs", SCRIPT, include_str!("page/turns.mjs")),
 ];
 
-/// What the page may do: its own files and this API, nothing else. No text becomes HTML or a script, whoever wrote it,
-/// and no other page may frame this one.
+/// What the page may do: use its own files and this API, nothing else. No text becomes HTML or a script, and no other
+/// page may frame this one.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
 

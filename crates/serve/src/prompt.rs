@@ -1,4 +1,4 @@
-//! From a request of either chat API to generations.
+//! Makes generations from a request of a chat API.
 
 use std::fmt;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(crate) fn is_long<'a>(entries: impl IntoIterator<Item = &'a ConversationItem
     body_bytes.max(entries.into_iter().map(ConversationItem::size_bytes).sum()) > LONG_TEXT_BYTES
 }
 
-/// A request and its prompt, which is made of its `parts`. `param` is the field that its conversation stands in.
+/// A request and its prompt, made from its `parts`. `param` is the field with its conversation.
 ///
 /// # Errors
 /// As [`build`].
@@ -51,8 +51,8 @@ pub(crate) async fn of<R: Send + 'static>(
     server.long_work.run(is_long, work).await?
 }
 
-/// The prompt of a conversation. `param` is the field that it stands in. It is given up as soon as it has more tokens
-/// than the context, or nobody wants it any more.
+/// The prompt of a conversation. `param` is the field with it. Rendering stops as soon as the prompt has more tokens
+/// than the context, or its client has left.
 ///
 /// # Errors
 /// A result without a call, or more tokens than the context has.
@@ -96,7 +96,7 @@ pub(crate) fn build(
     Ok(prompt)
 }
 
-/// What a client is told of a conversation that is no prompt.
+/// The client's error for a conversation without a valid prompt.
 fn told(error: &ChatFormatError, param: &str) -> ApiError {
     if let Some(error) = error.tokenizer() {
         return super::told(error, param);
@@ -121,7 +121,7 @@ fn told(error: &ChatFormatError, param: &str) -> ApiError {
 /// Queues `n` answers to a prompt: they differ in their seeds.
 ///
 /// # Errors
-/// What the client is told, before any head is sent.
+/// The client's error, before any head is sent.
 pub(crate) async fn start(
     server: &Arc<Server>,
     caller: Caller,
@@ -170,7 +170,7 @@ pub(crate) async fn start(
 /// What may not come whatever the form.
 ///
 /// # Errors
-/// An id that is none, a word that the tokenizer does not take.
+/// An unknown id, or a word that the tokenizer does not take.
 pub(crate) fn limits(server: &Server, ask: &Ask) -> Result<TokenLimits, ApiError> {
     let vocab_size = server.backend.model().vocab_size;
     let is_none = |id: &&u32| **id as usize >= vocab_size;
@@ -199,7 +199,7 @@ pub(crate) fn salt(ask: &Ask) -> u64 {
 }
 
 /// A mask for each answer: headers are those of the format, calls those of tools that may be called, and JSON is what
-/// was asked for. None where `ignore_eos` lets the model write on and no form is asked for.
+/// was asked for. None if `ignore_eos` lets the model write on and no form is asked for.
 pub(crate) async fn masks(
     server: &Arc<Server>,
     ask: &Ask,

@@ -10,9 +10,9 @@
 //! | `prompt` | only for prompts that contain this, special tokens spelled; the first line that fits is taken |
 //! | `delay_ms` | milliseconds before each token |
 //! | `finish_reason` | `stop` or `length`, where no token of the script stops the request; if absent, `length` |
-//! | `fail` | the engine fails behind the last token, with these words |
+//! | `fail` | the engine fails after the last token, with these words |
 //!
-//! Lines without `prompt` are answers in turn, to requests that no other line fits; behind the last comes the first
+//! Lines without `prompt` are answers in turn, to requests that no other line fits; after the last comes the first
 //! again. A script is cut at the request's first stop token, or at as many tokens as it may have, as a model's output
 //! is.
 

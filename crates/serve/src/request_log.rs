@@ -1,4 +1,4 @@
-//! What every HTTP request gets: an id, a line in the log, and an answer even where the handler panics.
+//! Wraps every HTTP request: gives it an id and a line in the log, and answers even if the handler panics.
 
 use std::future::poll_fn;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -37,7 +37,7 @@ pub(super) struct Record {
     method: Method,
     path: String,
     begin: Instant,
-    /// Whether it is a line of a batch, for which nobody waits.
+    /// Whether it is a line of a batch.
     pub(crate) is_background: bool,
     known: Mutex<RequestFacts>,
 }
@@ -107,7 +107,7 @@ impl Record {
         self.known().body_bytes
     }
 
-    /// Adds what became of a generation.
+    /// Adds the result of a generation.
     pub(crate) fn add(&self, n_prompt: usize, cached_tokens: Option<usize>, times: &Times, ending: Option<&Ending>) {
         let seconds = |from: Instant, to: Option<Instant>| to.map(|to| (to - from).as_secs_f64());
         let later = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);

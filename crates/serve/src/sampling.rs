@@ -1,4 +1,4 @@
-//! The fields of a request that say how tokens are chosen, the same for all endpoints.
+//! The sampling fields of a request, the same for all endpoints.
 
 use serde_json::{Map, Value};
 

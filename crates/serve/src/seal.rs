@@ -1,8 +1,8 @@
-//! `encrypted_content`: reasoning that a client carries for a server which keeps nothing of it.
+//! `encrypted_content`: reasoning that the client keeps for a server that stores nothing.
 //!
-//! It holds the text and the ids, so that the turn goes into the next prompt as the model wrote it, and is sealed
-//! (XChaCha20-Poly1305) with a key that this process alone has: nobody reads it or makes one, and none outlives the
-//! process.
+//! It has the text and the ids, so that the turn goes into the next prompt as the model wrote it. It is sealed
+//! (XChaCha20-Poly1305) with a key that only this process has: no one else can read or forge it, and it is useless
+//! after the process ends.
 
 use std::fmt;
 

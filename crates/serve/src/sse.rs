@@ -1,7 +1,7 @@
-//! Streams of events: `text/event-stream`, with a comment where nothing came for a while.
+//! Streams of events: `text/event-stream`, with a comment after a time without events.
 //!
-//! There is an event for every token of every stream: they are written as they go over the wire, once, and what comes
-//! at a time is sent at once.
+//! Every token of every stream may be an event, so events are written once, in the form that goes over the wire, and
+//! events that are ready together are sent together.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -46,7 +46,7 @@ impl Event {
         (!events.is_empty()).then_some(events)
     }
 
-    /// Has another one come behind.
+    /// Has another one come after.
     pub(crate) fn push(&mut self, next: &Self) {
         self.0.push_str(&next.0);
     }
@@ -69,7 +69,7 @@ pub(crate) fn response(events: impl Stream<Item = Event> + Send + 'static) -> Re
 }
 
 struct Events<S> {
-    /// None behind the last.
+    /// None after the last.
     events: Option<Pin<Box<S>>>,
     /// Ends when it is to be looked whether nothing came for a while: it is not set anew for every event.
     quiet: Pin<Box<Sleep>>,
@@ -125,7 +125,7 @@ pub(crate) struct Head {
     text: String,
 }
 
-/// What a chunk of one token has behind its head.
+/// What a chunk of one token has after its head.
 const USUAL_BYTES: usize = 160;
 
 impl Head {

@@ -1,4 +1,4 @@
-//! Stop strings: text that could begin one is held back, and neither it nor what follows is told.
+//! Stop strings: text that could begin one is held back; a found one and everything after it is not sent.
 
 use super::error::ApiError;
 

@@ -1,5 +1,5 @@
-//! Tools, and which of them may be called, as both chat APIs ask for them: the one nests what the other has flat
-//! (`function: {name}` and `name`), and both are taken in both.
+//! Tools, and which of them may be called, in both chat APIs: one nests (`function: {name}`) what the other has flat
+//! (`name`), and each accepts both forms.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
@@ -58,7 +58,7 @@ impl Tools {
     /// With `hosted`, tools that only OpenAI's own servers have (`web_search`) are left out with a warning.
     ///
     /// # Errors
-    /// A tool that is none, a name that no header can carry, a choice of what is not there.
+    /// An invalid tool, a name that no header can contain, or a choice of a missing tool.
     pub(crate) fn read(body: &Field, hosted: Hosted) -> Result<Self, ApiError> {
         let mut tools = Self::default();
         for tool in &list(body)? {
@@ -107,7 +107,7 @@ impl Tools {
         namespace.map_or_else(|| name.to_owned(), |namespace| format!("{namespace}__{name}"))
     }
 
-    /// Those that may be called.
+    /// The tools that may be called.
     pub(crate) fn callable(&self) -> Vec<Tool> {
         let may = |tool: &&Tool| self.allowed.as_ref().is_none_or(|allowed| allowed.contains(&tool.name));
         self.offered.iter().filter(may).cloned().collect()

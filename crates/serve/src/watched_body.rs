@@ -1,4 +1,4 @@
-//! A body that somebody watches: until it is sent, or dropped since its client left.
+//! A response body that reports its end: sent whole, or dropped because its client left.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +15,7 @@ pub(crate) trait Watcher: Unpin {
 /// The body goes first, with the generations in it, which have something to tell the watcher.
 pub(crate) struct Watched<W> {
     body: Body,
-    /// Bytes to come, if that was said: nobody asks for an end behind the last of them.
+    /// Remaining bytes, if known: no end is polled after the last of them.
     left: Option<u64>,
     watcher: W,
 }

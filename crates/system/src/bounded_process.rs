@@ -1,5 +1,5 @@
-//! This program again, as a process of its own with bounds on memory, stack and processor time: for what a file of
-//! others can ask without end. What such a process is told and what it answers are bytes.
+//! A process of this program with bounds on memory, stack and processor time, for work that a foreign file could make
+//! endless. Its input and its output are bytes.
 
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const MAX_ANSWER_BYTES: u64 = 64 << 20;
 /// Of what the process printed, this much is looked at.
 const MAX_PRINTED_BYTES: u64 = 4 << 10;
 
-/// Stands in for this program where it is a library in a process of others.
+/// The program to start, where this crate is a library in another process.
 static STAND_IN: OnceLock<PathBuf> = OnceLock::new();
 
 /// Has `program` do all work for which this program would start itself: a process of others, such as Python's, does not
@@ -32,8 +32,8 @@ pub fn work_is_done_by(program: PathBuf) {
     STAND_IN.get_or_init(|| program);
 }
 
-/// This program as it runs, though its file was replaced since: another one may not know what it is asked. By number:
-/// started by something that loads it, `self` would be that.
+/// This program as it runs, even if its file was replaced: another program may not know the job. The path has the
+/// process's number: for a process started by something that loads it, `self` would be that process.
 pub fn this_program() -> PathBuf {
     if let Some(program) = STAND_IN.get() {
         return program.clone();

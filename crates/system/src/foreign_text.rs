@@ -1,4 +1,4 @@
-//! Texts of others: the byte order mark in front of some, and JSON with halves of characters in it.
+//! Texts of other programs: a byte order mark at the beginning, and JSON with unpaired surrogates.
 
 /// U+FEFF in UTF-8, which editors of some systems put in front of a text. It is no part of it.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();

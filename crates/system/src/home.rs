@@ -1,4 +1,4 @@
-//! Paths in environment variables, which no shell has expanded.
+//! Paths in environment variables, in which no shell has expanded `~`.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;

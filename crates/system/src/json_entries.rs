@@ -1,4 +1,4 @@
-//! JSON objects as lists, of which serde would keep the last of two entries with one name and lose the order.
+//! JSON objects as lists of entries. serde would keep only the last of two entries with one name, and lose the order.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,7 +1,7 @@
-//! Which of several processes this one is, as whoever started them says: torchrun, MPI, Slurm, a LeaderWorkerSet.
+//! Which of several processes this one is, by the variables of its launcher: torchrun, MPI, Slurm, a LeaderWorkerSet.
 //!
-//! Launchers nest, and what runs inside inherits the outer one's variables (`mpirun` in an allocation of Slurm): the
-//! innermost counts, which is the first of [`LAUNCHERS`] that speaks.
+//! Launchers nest, and inner processes inherit the outer launcher's variables (`mpirun` in an allocation of Slurm).
+//! The innermost counts: the first of [`LAUNCHERS`] whose variables are set.
 
 use hint::Hint;
 
@@ -46,11 +46,11 @@ const LAUNCHERS: [Launcher; 5] = [
 /// One of several processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rank {
-    /// From 0.
+    /// Counted from 0.
     pub rank: usize,
     /// How many there are; more than one.
     pub world: usize,
-    /// Which of those on this host, from 0; 0 where nobody says.
+    /// The process's number on this host, from 0; 0 if unknown.
     pub local_rank: usize,
     pub launcher: &'static str,
 }

@@ -1,5 +1,5 @@
-//! What every part of a program needs of its machine: files that appear whole, files that nobody else wrote, locks that
-//! end, processes with bounds, and numbers with units.
+//! General tools for the machine: files that appear whole, files that no other user wrote, locks that end, processes
+//! with bounds, and numbers with units.
 
 pub mod bounded_process;
 pub mod foreign_text;

@@ -1,4 +1,4 @@
-//! Locks on open files that end when they are meant to.
+//! Locks on open files that end with their owner, not later.
 
 use std::fs::File;
 use std::ops::Deref;

@@ -1,5 +1,5 @@
-//! A file that appears whole or not at all, whatever ends the program: who reads it sees all of it, or what was there
-//! before. The cache's entries are made otherwise: they are folders, which no file can take the place of.
+//! A file that appears whole or not at all, whatever ends the program: readers see all of it, or what was there
+//! before. The cache's entries are folders, which a file cannot replace, so the cache has its own way.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
@@ -17,13 +17,13 @@ mod linux;
 
 /// What the names of files begin with that are not whole yet.
 const PREFIX: &str = ".gptoss-jit-new-";
-/// Nobody has to make a file more often than this because others take it for one that was left.
+/// The most tries to make a file, in case others take it for a leftover.
 const MAX_TRIES: usize = 8;
-/// Nobody waits for a folder with more names than this.
+/// Folders with more names than this are not searched.
 const MAX_NAMES: usize = 10_000;
 
-/// A file without a name, where the file system has such files: not even a killed program leaves one behind. Elsewhere
-/// it lies beside its place until it is whole, and locked; what a killed program left there, the next one removes.
+/// A file without a name, if the file system has such files: even a killed program leaves nothing. Otherwise it is
+/// beside its place, locked, until it is whole; the next program removes what a killed one left.
 pub struct NewFile {
     path: PathBuf,
     place: Place,
@@ -103,7 +103,7 @@ impl NewFile {
         Ok(())
     }
 
-    /// The name under which it lies beside its place, if it has one before it is whole.
+    /// The temporary name beside its place, if it has one until it is whole.
     pub fn name_until_then(&self) -> Option<&Path> {
         match &self.place {
             #[cfg(target_os = "linux")]
@@ -176,7 +176,7 @@ fn beside(folder: &Path, mode: u32) -> io::Result<Place> {
             return Ok(Place::Beside(file));
         }
     }
-    Err(io::Error::new(io::ErrorKind::ResourceBusy, "somebody removes what is made there"))
+    Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process removes new files there"))
 }
 
 /// Removes this user's files that killed programs left in a folder before they were whole.
@@ -185,13 +185,13 @@ fn sweep(folder: &Path) {
     let is_ours = |name: &fs::DirEntry| name.file_name().as_encoded_bytes().starts_with(PREFIX.as_bytes());
     for path in names.take(MAX_NAMES).flatten().filter(is_ours).map(|name| name.path()) {
         if let Ok(_held) = left(&path) {
-            tracing::debug!("removing `{}`, which a process left that was killed", path.display());
+            tracing::debug!("removing `{}`, the leftover of a killed process", path.display());
             let _ = fs::remove_file(&path);
         }
     }
 }
 
-/// A file that nobody writes any more, locked.
+/// A file without a writer, locked.
 fn left(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().read(true).custom_flags(NO_FOLLOW).open(path)?;
     let metadata = file.metadata()?;

@@ -1,4 +1,4 @@
-//! Files that only this user can have written: objects are code, and keys and values decide what a model says.
+//! Files that only this user can have written: objects are code, and cached keys and values decide what a model says.
 
 use std::fs::{DirBuilder, File, Metadata, OpenOptions, symlink_metadata};
 use std::io::{self, Read};

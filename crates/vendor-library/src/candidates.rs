@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 pub struct Installation {
     /// `/opt`.
     pub parent: &'static str,
-    /// `rocm`: the folder below, and with `-` and a version behind it.
+    /// `rocm`: the folder below, and with `-` and a version after it.
     pub name: &'static str,
     /// `lib`.
     pub libraries: &'static str,
@@ -66,7 +66,7 @@ impl Installation {
         folders
     }
 
-    /// The folders of its wheels that are there in an environment, the newest Python's first.
+    /// The folders of its wheels in an environment, the newest Python's first.
     pub fn in_environment(&self, environment: &Path) -> Vec<PathBuf> {
         let entries = std::fs::read_dir(environment.join("lib")).into_iter().flatten().flatten();
         let mut pythons: Vec<PathBuf> =

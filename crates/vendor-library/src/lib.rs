@@ -1,6 +1,5 @@
-//! Where the libraries of ROCm and CUDA may be, under which names, why none of them could be opened, and what a call of
-//! one says that failed. What `rtc-sys`, `hip-runtime-sys` and `cuda-driver-sys` have in common; the functions are
-//! theirs.
+//! Where the libraries of ROCm and CUDA may be and what they are called, why none could be opened, and the message of
+//! a failed call. It is the common part of `rtc`, `hip-runtime-sys` and `cuda-driver-sys`, which have the functions.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What both runtimes are told of memory that is mapped by hand: HIP's structures are laid out as CUDA's.
+//! Parameters of both runtimes for manually mapped memory: HIP's structures have the layout of CUDA's.
 
 use std::ffi::{c_int, c_void};
 
@@ -25,7 +25,7 @@ pub struct Location {
     pub id: c_int,
 }
 
-/// Who may do what with mapped memory: `CUmemAccessDesc`, `hipMemAccessDesc`.
+/// Access rights to mapped memory: `CUmemAccessDesc`, `hipMemAccessDesc`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Access {

@@ -1,7 +1,7 @@
-//! What kernel authors need and `run` does not: [`check`] holds templates against the references, [`timing`] times them
-//! on a device, [`isa`] reads what the compiler made of them, [`predict`] says from that how long they would take,
-//! [`tune`] chooses by either, [`replay`] makes a launch of a real step again, [`bench`] measures whole works beside
-//! the limits of the machine, [`eval`] says how well a model predicts a text.
+//! Tools for kernel authors that `run` does not need: [`check`] compares templates with the references, [`timing`]
+//! times them on a device, [`isa`] reads machine code, [`predict`] predicts times from it, [`tune`] chooses by either,
+//! [`replay`] repeats a launch of a real step, [`bench`] measures whole workloads and the machine's limits, [`eval`]
+//! measures how well a model predicts a text.
 
 pub mod bench;
 pub mod check;

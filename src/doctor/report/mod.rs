@@ -1,6 +1,6 @@
-//! `gptoss-jit doctor --report`: one file that says what this program does on a machine, for whoever owns a GPU that
-//! nobody here has. Every part is this program again, as a `child` with a limit on its time, so that none takes
-//! another with it; the file is written anew after each part. [`page`] is its form, [`private`] what is left out of it.
+//! `gptoss-jit doctor --report`: one file that shows what this program does on a machine, for owners of GPUs that we
+//! do not have. Every part is a `child` process with a time limit, so that none ends another; the file is rewritten
+//! after each part. [`page`] is its form, [`private`] removes private data.
 
 mod page;
 mod private;
@@ -101,7 +101,7 @@ impl Report<'_> {
         self.device.starts_with("hip") || self.device.starts_with("cuda")
     }
 
-    /// The file as it is now: what comes next may be the end of the machine.
+    /// Writes the present state of the file: the next part may crash the machine.
     fn write(&self, is_complete: bool) -> anyhow::Result<()> {
         let page = Page { device: &self.device, is_complete, parts: &self.parts };
         let text = page.text();
@@ -131,7 +131,7 @@ impl Report<'_> {
         self.add(ReportSection { name, state: State::LeftOut, seconds, reason, commands, result: Value::Null, notes })
     }
 
-    /// What came of some words with `--json`.
+    /// Runs a command with `--json`, and returns its result.
     fn ask(&self, words: &[&str], limit: Duration) -> io::Result<CommandResult> {
         let words: Vec<String> = words.iter().chain(&["--json"]).map(|word| (*word).to_owned()).collect();
         let child::Ended { result, notes, problem, is_late, took } = child::run(&words, limit)?;
@@ -238,7 +238,7 @@ impl Report<'_> {
                 skipped.push(op);
                 continue;
             }
-            // None may take all of the time from those behind it.
+            // None may take all of the time from those after it.
             let limit = (left / 2).max(Duration::from_secs(10)).min(left);
             let answer = self.ask(&["kernels", "check", "--device", &device, "--op", &op], limit)?;
             let found = answer.result["templates"].as_array().cloned().unwrap_or_default();
@@ -325,7 +325,7 @@ impl Report<'_> {
 /// Why a part was left out at the end.
 const NO_TIME: &str = "no time was left: `--seconds` gives more";
 
-/// What came of a command with `--json`.
+/// The result of a command with `--json`.
 struct CommandResult {
     command: String,
     result: Value,

@@ -98,7 +98,7 @@ impl Page<'_> {
 }
 
 impl ReportSection {
-    /// The part without what is nobody's business.
+    /// The part without private data.
     pub(crate) fn without(self, private: &Private) -> Self {
         let texts = |texts: Vec<String>| texts.iter().map(|text| private.taken_out_of(text)).collect();
         Self {

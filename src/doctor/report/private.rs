@@ -1,4 +1,4 @@
-//! What a report does not tell: home folders, and the names of the user and of the machine.
+//! Removes private data from a report: home folders, and the names of the user and of the machine.
 
 use std::{env, fs};
 
@@ -71,8 +71,8 @@ impl Private {
 
     /// The value without them, wherever a text is in it. The names of its entries are the program's own, and stay.
     ///
-    /// Only values are looked through, never JSON that is written: there a line break before a name is a letter, and
-    /// whoever is called as an entry would be taken out of its name.
+    /// Searches values, never written JSON: there a line break before a name is a letter, and a user whose name is an
+    /// entry's would be taken out of its name.
     pub(crate) fn taken_out_of_value(&self, value: Value) -> Value {
         match value {
             Value::String(text) => Value::String(self.taken_out_of(&text)),

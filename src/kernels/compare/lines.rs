@@ -1,4 +1,4 @@
-//! Two kernels at a problem, in a line each.
+//! Prints two kernels at a problem, one line each.
 
 use serde_json::{Value, json};
 

@@ -1,5 +1,5 @@
-//! `kernels compare A B`: two kernels at a model's shapes, or two folders of tuning tables in whole steps: right,
-//! registers, times beside their noise. [`steps`] has the whole steps.
+//! `kernels compare A B`: two kernels at a model's shapes, or two folders of tuning tables in whole steps:
+//! correctness, registers, and times with their noise. [`steps`] has the whole steps.
 
 mod lines;
 mod steps;
@@ -395,7 +395,7 @@ impl CompareArgs {
                 continue;
             }
             output
-                .line(&format!("decode, {}, where they choose otherwise:", counted(step.n_tokens as usize, "row")))?;
+                .line(&format!("decode, {}, where they choose differently:", counted(step.n_tokens as usize, "row")))?;
             output.table(&["nodes", "A", "us", "B", "us"], &rows, &["us"])?;
         }
         steps::table(&steps, DOUBT, output)?;

@@ -1,4 +1,4 @@
-//! Whole steps with the one or the other, by prediction.
+//! Predicted whole steps with each of the two kernels.
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ impl Step {
         self.both.each_ref().map(|time| time.seconds(LAUNCH_S))
     }
 
-    /// Which of the two is the shorter one. None where the one lacks a launch that the other one has: those without a
+    /// Which of the two is the shorter one. None if the one lacks a launch that the other one has: those without a
     /// prediction count as nothing.
     fn verdict(&self, noise: f64) -> Option<String> {
         let unknown = self.both.each_ref().map(|time| {
@@ -134,7 +134,7 @@ mod tests {
     use workbench::predict::{Code, PredictError, Prediction};
     use workbench::timing::{Candidate, Setup};
 
-    /// A step of so many launches of each label, by `rmsnorm/rows` with a parameter, each of so many microseconds.
+    /// A step of this many launches of each label, by `rmsnorm/rows` with a parameter, each of this many microseconds.
     fn step_time(launches: &[(&str, usize, u32, Option<f64>)]) -> StepTime {
         let library = Library::from_layers(vec![Layer::built_in()]);
         let template = library.template("rmsnorm/rows", Language::C).expect("it is there");

@@ -53,7 +53,7 @@ struct Launch<'a> {
     priority: i64,
     /// The row that chose it; null where priorities did.
     row: Option<TuningRowReport<'a>>,
-    /// Other rows that apply: they stand behind that one, or could not be followed.
+    /// Other rows that apply: they follow that one, or could not be followed.
     other_rows: Vec<TuningRowReport<'a>>,
     warnings: &'a [String],
     next: Vec<Loser>,

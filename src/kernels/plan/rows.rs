@@ -1,4 +1,4 @@
-//! Tuning rows of a person's own that decide nothing in a plan, though they seem meant to.
+//! A user's tuning rows that decide nothing in a plan, although they seem meant to.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,12 +8,12 @@ use kernel::choice::{Chooser, useless};
 use kernel::template::{Params, Problem};
 use kernel::tuning::table::TuningRow;
 
-/// What rows that use the same are told at a problem of the model: template, parameters, and which problem.
+/// Results of rows with the same use, at a problem of the model: template, parameters, and which problem.
 type Told<'a> = BTreeMap<(&'a str, &'a Params, usize), Option<String>>;
 
 /// Lines for rows that are passed over at every problem of the model to which they apply, and for rows that apply to no
-/// problem of it or of a model that is known by name. What can never be followed was told before, and a row that was
-/// measured was so on the problem of some model.
+/// problem of it or of a model known by name. Rows that can never decide were reported before; a measured row was
+/// measured on some model's problem.
 pub(super) fn warnings(chooser: &Chooser, graph: &Graph) -> anyhow::Result<Vec<String>> {
     let (library, tables, target) = (chooser.library(), chooser.tables(), chooser.target());
     let own = known_models::own(tables.rows_for(target));

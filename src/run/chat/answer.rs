@@ -37,8 +37,7 @@ pub(super) struct AnswerPrinter<'a> {
     has_words: bool,
     /// Whether thoughts are on the screen that no line end follows yet.
     has_open_thoughts: bool,
-    /// An answer is complete, even where the model ends it as if more came, or it began to speak for somebody
-    /// else.
+    /// An answer is complete, even if the model ends it as if more came, or began to speak for another.
     is_over: bool,
 }
 
@@ -79,7 +78,7 @@ impl<'a> AnswerPrinter<'a> {
         self.n_messages
     }
 
-    /// A token, and what became known with it.
+    /// Takes a token, and prints what it adds.
     ///
     /// - `n_thought`: tokens of reasoning so far
     pub(super) fn take_token(&mut self, events: Vec<AnswerEvent>, n_thought: usize) -> anyhow::Result<()> {

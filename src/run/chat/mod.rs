@@ -1,8 +1,8 @@
 //! `run -m chat`: a conversation, in the model's chat format.
 //!
-//! At a terminal it is [`terminal`] that asks for messages. Elsewhere the first message is `-i` or the first line of
-//! stdin, every further line is another, and the end of stdin ends the conversation. Only the assistant's final words
-//! are printed; its reasoning is shown with `--verbose` or `--show-reasoning`.
+//! At a terminal, [`terminal`] reads the messages. Elsewhere the first message is `-i` or the first line of stdin,
+//! every further line is another, and the end of stdin ends the conversation. Only the assistant's final words are
+//! printed; its reasoning is shown with `--verbose` or `--show-reasoning`.
 
 mod answer;
 mod commands;
@@ -89,9 +89,9 @@ struct Chat<'a> {
     stop: Vec<u32>,
     manner: Manner,
     is_at_terminal: bool,
-    /// Somebody wants no more of the answer that is being written.
+    /// The answer that is being written was stopped.
     is_stopped: Arc<AtomicBool>,
-    /// What the model is told before the conversation.
+    /// The system message.
     system: Option<String>,
     conversation: Vec<Turn>,
     /// Answers so far: each draws from random numbers of its own.

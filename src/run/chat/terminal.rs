@@ -1,5 +1,4 @@
-//! Messages typed at a terminal: a mark to type behind, lines that can be edited, those of earlier chats, and
-//! commands.
+//! Messages typed at a terminal: a prompt mark, lines that can be edited, the history of earlier chats, and commands.
 
 use std::fs;
 use std::path::PathBuf;
@@ -63,7 +62,7 @@ pub(super) fn talk(chat: &mut Chat<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A command or a message. What goes wrong with it is told, and the chat goes on.
+/// Takes a command or a message. Its error is printed, and the chat goes on.
 fn take(chat: &mut Chat<'_>, line: &str) -> anyhow::Result<After> {
     let taken = match command(line) {
         Some((name, argument)) => chat.obey(name, argument),
@@ -95,7 +94,7 @@ fn history_file() -> Option<PathBuf> {
     Some(folder.join("chat_history"))
 }
 
-/// Completes commands, and asks for more behind a line that ends in `\`.
+/// Completes commands, and asks for more after a line that ends in `\`.
 struct Words;
 
 impl Helper for Words {}

@@ -1,4 +1,4 @@
-//! The answers of all shards, from what each of them kept.
+//! The answers of all shards, read from the records of each.
 
 use std::fs;
 
@@ -79,7 +79,7 @@ fn complete(batch: &Batch, merged: &[Records], found: &[Shard]) -> Result<(), No
     Err(NotMerged::Missing { n_missing: missing.len(), n, place, shards: shards.collect() })
 }
 
-/// The ids of all answers, if somebody wants them, and how many there are.
+/// The ids of all answers, if requested, and how many there are.
 fn ids(batch: &Batch, merged: &[Records], keeps: bool) -> anyhow::Result<(Vec<Vec<u32>>, usize)> {
     let (mut all, mut n_tokens) = (Vec::new(), 0);
     for i in 0..batch.len() {

@@ -1,7 +1,7 @@
-//! `run -m getp`: prompts in, answers out, as many tokens a second as the machine gives.
+//! `run -m getp`: answers many prompts with the highest throughput of the machine.
 //!
-//! [`batch`] does the work; here is what the flags say of it. Finished answers are kept beside the output, in
-//! `<output>.records`, until all are there; the same command goes on from them, whatever ended it before.
+//! [`batch`] does the work; this module applies the flags. Finished answers are kept beside the output, in
+//! `<output>.records`, until all are there; the same command continues from them, whatever ended it before.
 
 mod limit;
 pub(crate) mod merge;
@@ -197,7 +197,7 @@ impl Runner {
             _ if survey.order.is_empty() => Self::Nothing,
             1 => Self::Here(Box::new(args.load_sized(checkpoint, |room| sizes(args, room, extent), output)?)),
             _ if args.profile != 0 => {
-                return Err(UsageError("`-f` takes the times of one device: not with `-g`".into()).into());
+                return Err(UsageError("`-f` times one device: not with `-g`".into()).into());
             }
             n => Self::There(replicas::start(args, checkpoint, extent, n)?),
         })
@@ -291,7 +291,7 @@ fn placed(args: &mut Args, checkpoint: &Checkpoint, output: &Output) -> anyhow::
         return Ok(None);
     }
     if args.verify.is_some() {
-        return Err(UsageError("a shard has not all answers to compare: `merge` takes `-v`".into()).into());
+        return Err(UsageError("a shard does not have all answers: give `-v` to `merge`".into()).into());
     }
     Ok(Some(shard))
 }
@@ -359,8 +359,8 @@ fn records_path(args: &Args, output: &Output) -> Option<PathBuf> {
     }
 }
 
-/// Runs what is to be run, until all is done or a signal comes, which is told then. Also gives the seconds that it took
-/// from when the model was there.
+/// Runs all prompts until they are done or a signal comes, which is then reported. Also returns the seconds since the
+/// model was loaded.
 fn answer(
     work: &mut BatchRun<'_>,
     runner: &mut Runner,
@@ -401,9 +401,11 @@ fn kept(batch: &Batch, records: &Records) -> String {
         Some(path) => {
             format!("{n_done} of {n} answers are kept in `{}`: the same command goes on from them", path.display())
         }
-        None if n_done == 0 => format!("none of {n} answers was there yet"),
+        None if n_done == 0 => format!("none of {n} answers was finished"),
         None => {
-            format!("{n_done} of {n} answers were there, and none is kept: `-o` or `--records` names a place for them")
+            format!(
+                "{n_done} of {n} answers were finished, and none is kept: `-o` or `--records` names a place for them"
+            )
         }
     }
 }

@@ -1,4 +1,4 @@
-//! `-g N`: the model on N devices of this machine, each in a process of its own, which is this program again.
+//! `-g N`: the model on N devices of this machine, each in its own process of this program.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,7 +23,7 @@ pub(super) fn start(args: &Args, checkpoint: &Checkpoint, extent: Extent, n: usi
     Ok(Replicas::start(&replicas::starts(&args.device, checkpoint, n, &more)?)?)
 }
 
-/// Is a replica: loads the model and answers jobs until nobody is left to ask.
+/// Is a replica: loads the model and answers jobs until its parent is gone.
 pub(super) fn work(args: &Args, extent: Extent, output: &Output) -> anyhow::Result<()> {
     signals::leave_to_the_parent(&signals::OF_TERMINALS)?;
     let (jobs, received) = mpsc::channel();

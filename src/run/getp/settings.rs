@@ -39,8 +39,8 @@ pub(super) fn header(args: &Args, checkpoint: &Checkpoint) -> Header {
     }
 }
 
-/// A digest by which two models are told apart without all of their bytes being read: of the tensors' names, types
-/// and shapes, and of where each begins and ends, as far as that lies in a file as it is.
+/// A digest that distinguishes models without reading all of their bytes: of the tensors' names, types and shapes, and
+/// of the beginning and end of each that is in a file as it is.
 fn fingerprint(checkpoint: &Checkpoint) -> String {
     const SAMPLE_BYTES: usize = 64;
     let mut hasher = Sha256::new();

@@ -1,4 +1,4 @@
-//! Signals that end a run after its current step, so that it can say what is kept. A second one ends it at once.
+//! Signals that end a run after its current step, so that it can report what is kept. A second one ends it at once.
 
 use std::fs;
 use std::io;
@@ -49,8 +49,8 @@ pub(crate) fn leave_to_the_parent(signals: &[i32]) -> io::Result<()> {
     Ok(())
 }
 
-/// Those with which people and systems end programs. Not those that whoever started this one has it ignore, as `nohup`
-/// does: they stay ignored.
+/// The signals with which people and systems end programs. Signals that the parent made this process ignore, as `nohup`
+/// does, stay ignored.
 pub(crate) fn heeded() -> impl Iterator<Item = i32> {
     let ignored = ignored();
     ENDING.into_iter().filter(move |signal| ignored >> (signal - 1) & 1 == 0)

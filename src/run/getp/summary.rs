@@ -1,4 +1,4 @@
-//! What a run did: a line for people, an object for programs, a file of figures.
+//! The results of a run: a line for people, an object for programs, a file of metrics.
 
 use std::fs;
 

@@ -193,5 +193,5 @@ fn rows_that_are_no_whole_blocks_and_types_without_a_codec_are_refused() {
     };
     refused(12, 288, "`a` cannot be [2, 288] of Q4_K: rows are whole blocks of 256");
     refused(20, 48, "`a` cannot be [2, 48] of IQ4_NL: rows are whole blocks of 32");
-    refused(14, 1280, "the tensors take 2100 bytes, the file has 1024 behind its header");
+    refused(14, 1280, "the tensors take 2100 bytes, the file has 1024 after its header");
 }

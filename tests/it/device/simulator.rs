@@ -135,7 +135,7 @@ fn what_the_processor_refuses_is_told_with_its_line() {
     let from = "held[own] = from[first + own];";
     let to = "held[own] = (f32)((first + 64) / (n_rows - n_rows));";
     refused(from, to, "n_rows - n_rows", "divides a whole number by 0");
-    refused(from, "__builtin_trap();", "__builtin_trap", "comes to an instruction that nothing can execute");
+    refused(from, "__builtin_trap();", "__builtin_trap", "reaches an instruction that cannot be executed");
     let to = "{ struct Deep { static __device__ u32 of(u32 n) { volatile u32 at[64]; at[n % 64] = n; \
               return of(n + 1) + at[n % 64]; } }; held[own] = Deep::of(own); }";
     refused(from, to, "struct Deep", "needs more than 256 KiB of stack");
@@ -170,7 +170,7 @@ fn a_local_variable_that_nothing_was_written_to_is_told() {
 
 #[test]
 fn races_in_lds_are_refused() {
-    let early = "of `held` in LDS, which thread 1 writes only then: no barrier is between the two";
+    let early = "of `held` in LDS, which thread 1 writes only later: no barrier is between the two";
     refused("__syncthreads();  // here", "", "= held[other];", early);
     // Of a row that is longer than a block, the next piece comes too early.
     refused_as("    __syncthreads();\n  }", "  }", "= held[other];", "no barrier is between the two", &[]);
@@ -277,9 +277,9 @@ fn a_race_shows_whoever_runs_first() {
 #[test]
 fn reads_of_what_nobody_wrote_are_refused() {
     let to = "if (own != 7) held[own] = from[first + own];";
-    refused("held[own] = from[first + own];", to, "= held[other];", "of `held` in LDS, which nobody wrote before");
+    refused("held[own] = from[first + own];", to, "= held[other];", "of `held` in LDS, which no thread wrote before");
     let to = "to[first + other] = held[other] + to[first + other];";
-    refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which nobody wrote before");
+    refused("to[first + other] = held[other];", to, "+ to[", "of `y`, which no thread wrote before");
 
     // Of workspace that nobody zeroes too.
     let (folder, name) = templates("// here", "// there");
@@ -290,7 +290,7 @@ fn reads_of_what_nobody_wrote_are_refused() {
     let args = ["kernels", "check", "--op", "embedding", "--variant", "own", "--templates", &name];
     let ran = run(&[&args[..], &["--first-shape", "--arch", "sim:gfx1100"]].concat());
     assert_eq!(ran.code, 1, "{}", ran.text());
-    assert!(ran.text().contains("of `left`, which nobody wrote before"), "{}", ran.text());
+    assert!(ran.text().contains("of `left`, which no thread wrote before"), "{}", ran.text());
 }
 
 #[test]

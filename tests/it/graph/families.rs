@@ -325,7 +325,7 @@ fn the_program_takes_such_a_file_and_says_what_is_wrong_with_others() {
             "mixed = attention",
             "could not evaluate `5 // layer`",
         ),
-        ("rope_kv(qkv) ", "", "mixed = attention", "`attention`: expected one `rope_kv` in a layer, and behind it"),
+        ("rope_kv(qkv) ", "", "mixed = attention", "`attention`: expected one `rope_kv` in a layer, and after it"),
         (
             "name  = \"self.heads.weight\"",
             "when = \"layer % 2\"\nname  = \"self.heads.weight\"",

@@ -164,7 +164,7 @@ fn a_launch_that_is_not_there_is_no_file() {
     let said = capture("block.0.attn.nrm", &file).fails(2);
     assert!(said.contains("the model has no node `block.0.attn.nrm`: did you mean `block.0.attn.norm`?"), "{said}");
     let said = capture("block.0.attn.norm,0", &file).fails(2);
-    assert!(said.contains("expected a number of a step, from 1"), "{said}");
+    assert!(said.contains("expected a step's number, from 1"), "{said}");
     let ran = capture("block.0.attn.norm,900", &file);
     assert!(ran.code == 1 && ran.stderr.contains("was launched in fewer than 900 steps"), "{}", ran.stderr);
     assert!(!file.exists());

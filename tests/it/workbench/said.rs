@@ -50,7 +50,7 @@ fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
     };
     let dated = |date: &str| HAND.replace("DATE", date) + ROW;
     let ran = plan("gfx110.toml", &dated("\"2026-11-26\"")).ok();
-    let said = "nothing reads `gfx110.toml`: no chip is called so; did you mean `gfx1100.toml`?";
+    let said = "nothing reads `gfx110.toml`: no chip has this name; did you mean `gfx1100.toml`?";
     assert_eq!(ran.stderr.matches(said).count(), 1, "{}", ran.stderr);
     let ran = plan("gfx1100.tml", &dated("\"2026-11-26\"")).ok();
     let said =
@@ -74,8 +74,11 @@ fn tables_of_no_chip_and_what_toml_means_otherwise_are_told_in_our_words() {
     for (text, said) in [
         (dated("26"), "`date`: expected a date like \"2026-11-26\", found 26"),
         (dated("\"2031-13-45\""), "`date`: expected a date like \"2026-11-26\", found \"2031-13-45\""),
-        (dated("2026-11-26") + "where = { precision = \"bf61\" }\n", "no precision is called so; did you mean `bf16`?"),
-        (dated("2026-11-26") + "where = { x = \"q9_0\" }\n", "no element type is called so; did you mean `q8_0`?"),
+        (
+            dated("2026-11-26") + "where = { precision = \"bf61\" }\n",
+            "no precision has this name; did you mean `bf16`?",
+        ),
+        (dated("2026-11-26") + "where = { x = \"q9_0\" }\n", "no element type has this name; did you mean `q8_0`?"),
         (dated("2026-11-26").replace("[[rows]]", "[rows]"), "`[rows]`: each row begins with `[[rows]]`"),
     ] {
         let stderr = plan("gfx1100.toml", &text).fails_with_hint(1);

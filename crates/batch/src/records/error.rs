@@ -1,4 +1,4 @@
-//! Why answers cannot be kept.
+//! Errors of the file of finished answers.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,21 +6,20 @@ use std::path::PathBuf;
 use hint::Hint;
 
 /// What to do where records are of another run.
-pub(crate) const RESTART_HINT: &str =
-    "give the prompts and flags of the run that they are of, or have them forgotten with `--restart`";
+pub(crate) const RESTART_HINT: &str = "give that run's prompts and flags, or drop the answers with `--restart`";
 
 /// Why answers cannot be kept, or not be gone on from.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// What the system says.
+    /// The system's error.
     #[error("could not keep answers in `{}`", path.display())]
     Io {
         path: PathBuf,
         #[source]
         source: io::Error,
     },
-    /// Another process is at it.
-    #[error("could not keep answers in `{}`: another process does", path.display())]
+    /// Another process uses it.
+    #[error("could not keep answers in `{}`: another process uses it", path.display())]
     Busy { path: PathBuf },
     /// Some other file has the name.
     #[error("could not go on from `{}`: it holds no records of this program", path.display())]
@@ -32,7 +31,7 @@ pub enum RecordsError {
     #[error("could not go on from `{}`: it has an answer to prompt {index}, but there are only {n}", path.display())]
     TooMany {
         path: PathBuf,
-        /// From 1.
+        /// Counted from 1.
         index: u32,
         n: usize,
     },

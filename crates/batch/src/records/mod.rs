@@ -25,7 +25,7 @@ use system::os::FileExt;
 /// The first line: what the answers were made with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Says what this file is.
+    /// Identifies the format.
     pub gptoss_jit_records: u32,
     /// When the first of its runs began, in seconds since 1970.
     pub started: u64,
@@ -37,7 +37,7 @@ pub struct Header {
     pub settings: Map<String, Value>,
 }
 
-/// What every header begins with.
+/// The beginning of every header.
 const BEGINNING: &[u8] = b"{\"gptoss_jit_records\":";
 
 /// The version of this format.
@@ -46,7 +46,7 @@ pub const VERSION: u32 = 1;
 /// A finished answer, as one line of the file of records.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Record<T = Outcome> {
-    /// Which prompt, from 0.
+    /// The prompt's index, from 0.
     pub(crate) index: u32,
     /// Of the prompt and its settings, 16 hexadecimal digits; 0 for a line that is wrong.
     pub(crate) digest: String,
@@ -54,7 +54,7 @@ pub struct Record<T = Outcome> {
     pub outcome: T,
 }
 
-/// What came of a prompt.
+/// The result for a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Outcome {
@@ -71,14 +71,14 @@ pub enum Outcome {
     Refused {
         /// What was wrong with it.
         message: String,
-        /// Which field, if it was one.
+        /// The field, if it was one.
         param: Option<String>,
-        /// OpenAI's word for it.
+        /// OpenAI's error code.
         code: Option<String>,
     },
 }
 
-/// Where a record lies.
+/// The place of a record in the file.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     offset: u64,
@@ -112,7 +112,7 @@ enum Kept {
 const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
 impl<T: Serialize + DeserializeOwned> Records<T> {
-    /// Records in memory, of so many prompts.
+    /// Records in memory, for `n` prompts.
     pub fn in_memory(header: Header, n: usize) -> Self {
         Self::empty(Kept::Memory(Vec::new()), header, n)
     }
@@ -145,7 +145,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         let is_whole = line.ends_with(b"\n");
         let found: Header = match serde_json::from_slice(&line) {
             Ok(found) if is_whole => found,
-            // A first line that was torn has no answers behind it.
+            // A first line that was torn has no answers after it.
             _ if !is_whole && (BEGINNING.starts_with(&line) || line.starts_with(BEGINNING)) => {
                 file.set_len(0).map_err(io)?;
                 return Ok(Self::empty(Kept::File { path, file: Some(file) }, header, n));
@@ -173,7 +173,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         Self { place, header, spans, n_done: 0, len_bytes: 0, unsynced: None, of: PhantomData }
     }
 
-    /// Finds the records behind the header. A line that is none is one that a disk damaged: its prompt is run again.
+    /// Finds the records after the header. A damaged line is no record: its prompt is run again.
     fn find(&mut self, reader: &mut impl BufRead, path: &Path) -> Result<(), RecordsError> {
         let mut line = Vec::new();
         loop {
@@ -230,7 +230,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         }
     }
 
-    /// The digest of the prompt whose answer is there.
+    /// The digest of prompt `i`, if it has an answer.
     pub fn digest(&self, i: usize) -> Option<u64> {
         self.spans[i].map(|span| span.digest)
     }

@@ -1,4 +1,4 @@
-//! The side of a replica that answers jobs.
+//! The child's side of a replica: answers jobs.
 
 use std::sync::mpsc::Receiver;
 use std::time::Instant;

@@ -1,7 +1,7 @@
-//! Copies of the model on several devices of this machine, each in a process of its own.
+//! Copies of the model on several devices of this machine, each in its own process.
 //!
-//! [`Replicas`] starts them and hands out jobs, [`child`] is their side: [`Sent`] jobs go there,
-//! [`BatchReplicaMessage`]s come back.
+//! [`Replicas`] starts them and hands out jobs as [`Sent`]; [`child`] is their side and answers with
+//! [`BatchReplicaMessage`]s.
 
 pub mod child;
 mod parent;
@@ -66,14 +66,14 @@ pub struct Did {
     pub steps: usize,
     /// Tokens that steps had draft rows for.
     pub drafted_tokens: u64,
-    /// Drafts that were what came.
+    /// Drafts that were right.
     pub accepted_tokens: u64,
     /// What the device took, in joules, where its driver says.
     pub joules: Option<f64>,
 }
 
 impl Did {
-    /// By this engine, which took so many joules.
+    /// The result of this engine, which used this energy.
     pub fn by(engine: &Engine, joules: Option<f64>) -> Self {
         let Figures { drafted_tokens, accepted_tokens, .. } = engine.figures();
         Self { steps: engine.host_times().steps, drafted_tokens, accepted_tokens, joules }

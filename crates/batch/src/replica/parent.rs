@@ -1,4 +1,4 @@
-//! The side of replicas that hands out jobs and watches.
+//! The parent's side of replicas: hands out jobs and watches.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;

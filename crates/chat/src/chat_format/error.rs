@@ -1,4 +1,4 @@
-//! Why a chat format cannot be used.
+//! Errors of choosing a chat format.
 
 use super::template::markup::MarkupError;
 use crate::chat_template::ChatTemplateError;
@@ -24,7 +24,7 @@ pub enum ChatFormatError {
         names.join(" ")
     )]
     NoFormat {
-        /// Those that it lacks.
+        /// The missing ones.
         names: Vec<&'static str>,
     },
     #[error(transparent)]

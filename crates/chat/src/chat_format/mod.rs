@@ -1,7 +1,8 @@
-//! Chat formats: how conversations become prompts and tokens answers, as the model was trained.
+//! Chat formats: how conversations become prompts, and tokens become answers, in the form that the model was trained
+//! on.
 //!
-//! [`ChatFormat`] is what commands and the server know. [`choose`] gives the one that a model has: `harmony` where the
-//! vocabulary has its tokens, else the checkpoint's own `template`. [`specials`] says which tokens end a sequence.
+//! [`ChatFormat`] is what commands and the server know. [`choose`] gives a model's format: `harmony` if the vocabulary
+//! has its tokens, else the checkpoint's own `template`. [`specials`] says which tokens end a sequence.
 
 mod error;
 mod harmony;
@@ -55,10 +56,10 @@ pub trait ChatFormat: Layout {
     }
 }
 
-/// All that a prompt is made of.
+/// Everything that makes a prompt.
 #[derive(Clone, Debug)]
 pub struct Conversation<'a> {
-    /// `2025-06-28`, if the model is told.
+    /// `2025-06-28`; none if the prompt has no date.
     pub current_date: Option<String>,
     pub thinking: Thinking,
     /// Functions, in order.
@@ -67,16 +68,16 @@ pub struct Conversation<'a> {
     pub may_call: bool,
     /// What the answer is to look like.
     pub format: Option<ResponseFormat>,
-    /// What is said, in order.
+    /// The turns, in order.
     pub turns: &'a [Turn],
     /// The last of it is an answer of the assistant, with which the model goes on.
     pub goes_on: bool,
-    /// What a template is told besides, by name: others' words.
+    /// Further values for a template, by name, which come from clients.
     pub words: Map<String, Value>,
 }
 
 impl<'a> Conversation<'a> {
-    /// The answer that the model goes on with, if it does with one, and what is said before.
+    /// The answer that the model continues, if it does, and the turns before it.
     fn begun_answer(&self) -> (Option<&'a str>, &'a [Turn]) {
         match self.turns.split_last() {
             Some((Turn::Assistant(AssistantMessage { part: MessagePart::Content { text, .. }, .. }), before))
@@ -92,7 +93,7 @@ impl<'a> Conversation<'a> {
 /// How long the model is to think.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// As it does where nobody says.
+    /// The default.
     #[default]
     Usual,
     No,
@@ -144,7 +145,7 @@ pub trait AnswerParser: fmt::Debug + Send + Sync {
     /// Ends the output: a message that is still open is unfinished.
     fn finish(&mut self) -> Vec<AnswerEvent>;
 
-    /// Whether the turn is over. What comes behind that is ignored.
+    /// Whether the turn is over. Later tokens are ignored.
     fn is_over(&self) -> bool;
 
     /// How many tokens so far were reasoning.
@@ -153,8 +154,8 @@ pub trait AnswerParser: fmt::Debug + Send + Sync {
     /// What was read otherwise than it was written, by names of [`repairs`], and how often.
     fn repairs(&self) -> Vec<(&'static str, usize)>;
 
-    /// The messages that ended so far, for the next prompt of a conversation without tools: a call, which nobody
-    /// answers there, is words like others.
+    /// The complete messages so far, for the next prompt of a conversation without tools. There a call is text like any
+    /// other, because nothing answers it.
     ///
     /// # Errors
     /// A message that cannot be written; none that was read.
@@ -184,7 +185,7 @@ pub enum AnswerEvent {
 /// What words of the assistant are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To think, for nobody to see.
+    /// Reasoning, which is not shown.
     Reasoning,
     /// To tools, and what it says about using them.
     Commentary,
@@ -214,13 +215,13 @@ pub enum Word {
 }
 
 impl Word {
-    /// What a family says, where it is more than the vocabulary tells: a family that has harmony is told by its tokens.
+    /// The family's choice, if it is more than the vocabulary tells: harmony is recognised by its tokens.
     pub fn of_family(family: &Family) -> Option<Self> {
         (family.chat.as_deref() == Some("template")).then_some(Self::Template)
     }
 }
 
-/// Who writes the prompts of a format that has a way of its own.
+/// Writers of prompts, for formats with their own.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Prompts {
     /// The format, with the system message that models of it expect.
@@ -250,7 +251,7 @@ pub struct Has<'a> {
 pub struct Besides<'a> {
     /// The source of the checkpoint's template for conversations with tools, if that is another.
     pub tool_template: Option<&'a str>,
-    /// What templates are told where a conversation does not say otherwise.
+    /// Values for templates, unless a conversation sets them.
     pub words: Map<String, Value>,
     /// Files that say how models mark thoughts and calls, before those built in.
     pub marks: Vec<PathBuf>,

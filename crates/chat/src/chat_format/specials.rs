@@ -25,7 +25,7 @@ pub struct Specials {
     pub eos: Option<String>,
 }
 
-/// Why it cannot be told.
+/// Errors of finding special tokens.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecialsError {
     /// A file cannot be read.

@@ -1,4 +1,4 @@
-//! Jinja's filters, tests and globals that this engine lacks or has otherwise, and how it writes numbers.
+//! Jinja's filters, tests and globals that this engine lacks or defines differently, and how it writes numbers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -95,7 +95,7 @@ impl Given {
     }
 }
 
-/// As Hugging Face's filter: Python's JSON, characters beyond ASCII as they are unless it is said otherwise.
+/// As Hugging Face's filter: Python's JSON, with characters beyond ASCII unchanged by default.
 fn tojson(value: &Value, given: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let given = Given::read(given, &["ensure_ascii", "indent", "separators", "sort_keys"])?;
     let spelling = Spelling {
@@ -164,7 +164,7 @@ fn indent(text: StringInput<'_>, given: Rest<ValueOrKwargs>) -> Result<String, E
     Ok(written)
 }
 
-/// The beginning of a text: to the last blank of it unless words may be cut, with `end` behind it, unless little is
+/// The beginning of a text: to the last blank of it unless words may be cut, with `end` after it, unless little is
 /// left out.
 fn truncate(text: StringInput<'_>, given: Rest<ValueOrKwargs>) -> Result<String, Error> {
     let given = Given::read(given, &["length", "killwords", "end", "leeway"])?;
@@ -187,7 +187,7 @@ fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&#34;").replace('\'', "&#39;")
 }
 
-/// A text as a part of an address, or pairs as what stands behind its question mark.
+/// A text as a part of an address, or pairs as what follows its question mark.
 fn urlencode(value: &Value) -> Result<String, Error> {
     let quoted = |value: &Value, is_of_query: bool| -> String {
         let is_plain =

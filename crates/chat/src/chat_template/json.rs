@@ -1,4 +1,5 @@
-//! JSON as Python's `json.dumps` writes it: a blank behind commas and colons, unless it is told otherwise.
+//! JSON as Python's `json.dumps` writes it: with a blank after commas and colons, unless the template sets other
+//! separators.
 
 use std::io::{self, Write};
 
@@ -10,7 +11,7 @@ use serde_json::ser::{Formatter, Serializer};
 pub(super) struct Spelling {
     /// What stands before each thing inside, once for every level, on a line of its own.
     pub(crate) indent: Option<String>,
-    /// What stands behind elements and behind keys.
+    /// What follows elements and after keys.
     pub(crate) separators: Option<Vec<String>>,
     /// Characters beyond ASCII are written as `\u00e9`.
     pub(crate) is_ascii: bool,

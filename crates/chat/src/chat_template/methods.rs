@@ -1,4 +1,4 @@
-//! Python's methods of texts, lists and maps: those that this engine's own library of them lacks or has otherwise.
+//! Python's methods of strings, lists and maps that this engine's own library lacks or defines differently.
 
 use minijinja::value::{Kwargs, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
@@ -196,7 +196,7 @@ fn index(list: &Value, what: &Value) -> Result<Value, Error> {
     found.map(Value::from).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "index: the list has no such item"))
 }
 
-/// Letters behind letters are small, others are capitals: Python's way, which takes `'` for the end of a word.
+/// Letters after letters are small, others are capitals: Python's way, which takes `'` for the end of a word.
 fn titled(text: &str) -> String {
     let mut written = String::with_capacity(text.len());
     let mut is_within = false;

@@ -37,7 +37,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// A message, as templates know it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TemplateMessage {
-    /// Who speaks: `user`.
+    /// The speaker: `user`.
     pub(crate) role: String,
     pub(crate) content: String,
     /// What the assistant thought before that.
@@ -81,7 +81,7 @@ fn texts_in<'a>(value: &'a Value, texts: &mut Vec<&'a str>) {
     }
 }
 
-/// All that a template is given.
+/// The inputs of a template.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Given {
     /// The messages, in order.
@@ -107,10 +107,10 @@ pub struct ChatTemplate {
     program: PathBuf,
 }
 
-/// Why a template cannot be used.
+/// Errors of chat templates.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatTemplateError {
-    /// It is longer than any.
+    /// It is too long.
     #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
     TooLong {
         /// In bytes.
@@ -122,7 +122,7 @@ pub enum ChatTemplateError {
     /// It refused the messages, or ran out of steps.
     #[error("could not render the chat template: {0}")]
     Render(String),
-    /// It took more than it may.
+    /// It exceeded its bounds.
     #[error("could not run the chat template")]
     Bounds(#[from] BoundedError),
     /// The process that rendered it did not answer as it should.
@@ -164,7 +164,7 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// As it is written.
+    /// The source text.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
@@ -267,7 +267,7 @@ fn prompt(
 }
 
 /// Where the last message ends in a prompt: with its blanks, if they are there. The template's own words may have the
-/// same text, such as the names of tokens behind it.
+/// same text, such as the names of tokens after it.
 fn end_of_last(whose: &Whose<'_>, given: &Given) -> Result<usize, ChatTemplateError> {
     let last = given.messages.last().map_or("", |message| message.content.trim_start());
     let said = last.trim_end();

@@ -1,4 +1,4 @@
-//! A moment in UTC, as Python's `strftime` spells it where no locale is set.
+//! A moment in UTC, as Python's `strftime` formats it without a locale.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -28,7 +28,7 @@ const SECONDS_A_DAY: u64 = 86_400;
 pub(super) struct Moment(u64);
 
 impl Moment {
-    /// What can be asked for.
+    /// The supported formats.
     pub(crate) const KNOWN: &str = "some of %Y %y %m %B %b %d %e %j %A %a %w %u %H %I %M %S %p %F %T %D %Z %z %%";
 
     pub(crate) fn now() -> Self {

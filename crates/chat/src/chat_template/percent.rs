@@ -25,7 +25,7 @@ pub(super) fn with_format(template: &str) -> String {
     written + rest
 }
 
-/// Writes a tag up to its end, and gives what stands behind it.
+/// Writes a tag up to its end, and gives what follows it.
 fn inside<'a>(mut rest: &'a str, close: &str, written: &mut String) -> &'a str {
     while let Some(c) = rest.chars().next() {
         if let Some(behind) = rest.strip_prefix(close) {
@@ -67,7 +67,7 @@ fn literal(text: &str) -> usize {
     text.len()
 }
 
-/// Bytes of what stands in brackets, with them.
+/// Length in bytes of a bracketed text, brackets included.
 fn bracketed(text: &str) -> Option<usize> {
     let (mut depth, mut at) = (0_usize, 0);
     while let Some(c) = text[at..].chars().next() {
@@ -118,7 +118,7 @@ fn operand_len(text: &str) -> Option<usize> {
     }
 }
 
-/// What stands in the brackets of several operands, or the only one.
+/// The text inside the brackets of several operands, or the only operand.
 fn arguments(operand: &str) -> &str {
     let inner = operand.strip_prefix('(').and_then(|inner| inner.strip_suffix(')'));
     let inner = inner.filter(|_| bracketed(operand) == Some(operand.len()));

@@ -1,4 +1,4 @@
-//! Rendering, in a process with bounds: what is asked of it, what it answers, and the engine.
+//! Renders in a bounded process: its request, its answer, and the template engine.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
@@ -52,7 +52,7 @@ impl Given {
     }
 }
 
-/// What became of a job: why the template does not compile, or what each conversation gave.
+/// The result of a job: why the template does not compile, or the result for each conversation.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum PromptRenderResult {
     NoTemplate(String),

@@ -83,7 +83,7 @@ fn is_bar(c: char) -> bool {
     matches!(c, '|' | '\u{ff5c}') // and the wide one, which some vocabularies have
 }
 
-/// What a name in a prompt is.
+/// The origin of a name in a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TextOrigin {
     Template,

@@ -1,4 +1,4 @@
-//! Tokens that are forbidden whatever a grammar allows: all but some, and words.
+//! Tokens that are forbidden whatever a grammar allows: all except a list, and bad words.
 
 use std::sync::Arc;
 
@@ -15,11 +15,11 @@ pub struct TokenLimits {
     pub vocab_size: usize,
     /// Only these may come, if there are any.
     pub allowed: Vec<u32>,
-    /// The last token of each may not come behind the others.
+    /// The last token of each may not come after the others.
     pub bad: Vec<Vec<u32>>,
 }
 
-/// What the text of such a mask begins with: limits as JSON, and the grammar's text behind a line end.
+/// What the text of such a mask begins with: limits as JSON, and the grammar's text after a line end.
 const MARK: &str = "limits ";
 
 impl TokenLimits {
@@ -28,7 +28,7 @@ impl TokenLimits {
         self.allowed.is_empty() && self.bad.is_empty()
     }
 
-    /// Forbids a word: at a beginning, and behind a blank.
+    /// Forbids a word: at a beginning, and after a blank.
     ///
     /// # Errors
     /// The tokenizer does not take it.

@@ -21,7 +21,7 @@ pub(super) struct GrammarMask {
 enum State {
     /// With the mask of the next token, once it was asked for.
     Running { matcher: Box<Matcher>, bits: Option<SimpleVob> },
-    /// The grammar is at its end: whoever goes on may write anything.
+    /// The grammar is at its end: after it, any token is allowed.
     Done,
     /// A token came that may not, or the grammar asks too much: the generation ends, rather than go on without it.
     Failed,
@@ -61,7 +61,7 @@ impl TokenMask for GrammarMask {
         let State::Running { matcher, bits } = &mut self.state else { return };
         *bits = None;
         if let Err(error) = matcher.consume_token(token) {
-            tracing::warn!("a grammar ends its generation behind token {token}: {error}");
+            tracing::warn!("a grammar ends its generation after token {token}: {error}");
             self.state = State::Failed;
         } else if matcher.is_stopped() {
             self.state = State::Done;

@@ -48,7 +48,7 @@ pub struct Wanted {
 /// Whether the model thinks first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thoughts {
-    /// It does not: the prompt stands in the answer, or the model is to answer at once.
+    /// No reasoning: the prompt ends inside the answer, or the model must answer at once.
     None,
     May,
     /// The prompt has begun them.
@@ -93,14 +93,14 @@ pub trait Layout: std::fmt::Debug + Send + Sync {
     fn usual_beginning(&self) -> Vec<u32>;
 }
 
-/// Why there is no such grammar.
+/// Errors of grammars.
 #[derive(Debug, thiserror::Error)]
 pub enum GrammarError {
     /// A tool's schema is invalid, or uses what cannot be enforced.
     #[error("the parameters of the tool `{name}` cannot be enforced: {why}")]
     Tool {
         name: String,
-        /// What is wrong with the schema.
+        /// The problem of the schema.
         why: String,
     },
     /// The grammar of a tool's text is none.
@@ -113,7 +113,7 @@ pub enum GrammarError {
     /// The answer's schema is invalid, or uses what cannot be enforced.
     #[error("the response format cannot be enforced: {why}")]
     Format {
-        /// What is wrong with the schema.
+        /// The problem of the schema.
         why: String,
     },
     /// A name that no header can carry.
@@ -145,7 +145,7 @@ pub enum GrammarError {
     /// Compiling it takes too much memory, time or stack.
     #[error("the grammar of the schemas and tools is too complex: {why}")]
     TooComplex {
-        /// What it takes too much of.
+        /// The exceeded limit.
         why: String,
     },
     /// It could not be tried what it takes: the fault is this machine's.
@@ -185,9 +185,9 @@ impl Hint for GrammarError {
 /// How often grammars were asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrammarCounts {
-    /// Those that were there already.
+    /// Requests whose grammar was compiled before.
     pub hits: u64,
-    /// Those that were compiled.
+    /// Grammars that were compiled.
     pub compiled: u64,
 }
 
@@ -198,7 +198,7 @@ pub struct Grammars {
     factory: OnceLock<Result<ParserFactory, String>>,
     /// What tries grammars before they are compiled here.
     trial: Option<PathBuf>,
-    /// The last used in front.
+    /// The most recently used first.
     compiled: Mutex<VecDeque<Compiled>>,
     hits: AtomicU64,
     n_compiled: AtomicU64,
@@ -209,7 +209,7 @@ struct Compiled {
     digest: [u8; 32],
     matcher: Matcher,
     text: Arc<str>,
-    /// About what it takes.
+    /// Approximate memory.
     memory_bytes: u64,
 }
 
@@ -223,7 +223,7 @@ const MAX_TEXT_BYTES: usize = 512 << 10;
 /// Memory of all grammars that are kept.
 const MAX_COMPILED_BYTES: u64 = 256 << 20;
 
-/// Bytes that a byte of a grammar takes when it is compiled, where nobody measured it.
+/// Compiled bytes per byte of a grammar, unless measured.
 const BYTES_PER_BYTE: u64 = 100;
 
 impl Grammars {

@@ -9,7 +9,7 @@ use derivre::{RegexAst, RegexBuilder, StateID};
 const MAX_STATES: usize = 200;
 const MAX_BYTES: usize = 1 << 15;
 
-/// Work that one may take.
+/// The work limit of one rewriting.
 const MAX_FUEL: u64 = 1_000_000;
 
 /// Characters beyond ASCII are all alike to a pattern that names none: some of two, three and four bytes stand for
@@ -58,7 +58,7 @@ pub(super) fn without_look_around(pattern: &str) -> Result<String, String> {
         rest = &after[end + 1..];
     }
     if looks_around(rest) {
-        return beyond("look-around behind the beginning of a pattern");
+        return beyond("look-around after the beginning of a pattern");
     }
     parts.push(RegexAst::Regex(whole(rest)?));
     Automaton::of(&RegexAst::And(parts))?.written()
@@ -160,7 +160,7 @@ impl Automaton {
             }
             let others = OTHERS.map(|other| regex.transition_bytes(state, other.as_bytes()));
             if others.iter().any(|to| *to != others[0]) {
-                return Err("its look-around tells characters beyond ASCII apart".to_owned());
+                return Err("its look-around distinguishes characters beyond ASCII".to_owned());
             }
             if !others[0].is_dead() {
                 own.entry(place(others[0])).or_default().others = true;
@@ -292,7 +292,7 @@ mod tests {
     fn what_cannot_be_translated_says_why() {
         let why = |pattern: &str| without_look_around(pattern).expect_err("is beyond it");
         assert!(why("a(?=b)").contains("other than `^`"));
-        assert!(why("^a(?<!b)$").contains("behind the beginning"));
+        assert!(why("^a(?<!b)$").contains("after the beginning"));
         assert!(why("^(?!é)a$").contains("beyond ASCII"));
         assert!(!looks_around(r"\(?!a") && !looks_around("(?:a)") && looks_around(r"\\(?!a)"));
         for (pattern, looks) in [("^[(?!]+$", false), (r"[\](?=]", false), ("[(](?=a)", true), (r"[\[](?!a)", true)] {

@@ -36,7 +36,7 @@ struct TrialJob {
     specials: Vec<(u32, String)>,
 }
 
-/// What came of it; none where nothing could be tried.
+/// The result; none if nothing could be tried.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Tried {
     /// What the grammar took, compiled.
@@ -70,7 +70,7 @@ pub(super) fn run(program: &Path, grammar: &str, tokenizer: &Tokenizer) -> Resul
     Ok(tried)
 }
 
-/// The process's side: reads a job from stdin, leaves what came of it on stdout.
+/// The process's side: reads a job from stdin, writes the result to stdout.
 ///
 /// # Errors
 /// They cannot be read or written.

@@ -29,7 +29,7 @@ impl TokenizerEnv for Environment {
     }
 }
 
-/// The id that ends a grammar in the trie: behind all of the tokenizer, which has its own ends.
+/// The id that ends a grammar in the trie: after all of the tokenizer, which has its own ends.
 pub(super) fn end_id(tokenizer: &Tokenizer) -> u32 {
     u32::try_from(tokenizer.vocab_size()).expect("vocabularies have fewer than 2^32 tokens")
 }

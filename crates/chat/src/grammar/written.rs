@@ -1,4 +1,4 @@
-//! What grammars of generations are made of, whatever their layout, in `llguidance`'s dialect of Lark.
+//! The parts of which all grammars of generations are composed, in `llguidance`'s dialect of Lark.
 
 use serde_json::{Value, json};
 
@@ -23,8 +23,7 @@ pub(super) fn text_alone(text: &TextInput, end: u32) -> String {
     format!("TEXT: {ANY_TEXT}\nstart: {} {}", text_input(text), mark(end))
 }
 
-/// The grammar of a tool's text, where any is `TEXT`. One that is somebody's own is nested, so that its names are its
-/// own.
+/// The grammar of a tool's text; `TEXT` is any text. A client's grammar is nested, so that its names stay separate.
 pub(crate) fn text_input(text: &TextInput) -> String {
     match text {
         TextInput::Any => "TEXT".to_owned(),
@@ -32,7 +31,7 @@ pub(crate) fn text_input(text: &TextInput) -> String {
     }
 }
 
-/// What somebody wrote, as a grammar in no other. What is right so stays inside of what it is put into: its braces,
+/// A client's grammar by itself. If it is valid alone, it stays inside the text that it is put into: its braces,
 /// strings and expressions are closed.
 pub(super) fn text_of_its_own(text: &TextInput) -> Option<String> {
     match text {

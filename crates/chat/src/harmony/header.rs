@@ -1,12 +1,12 @@
 //! Reads a message's header word by word, however malformed it is.
 //!
-//! `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}<|message|>`: all but the role is
-//! optional, the recipient stands in any part, the mark before the type may be missing. What is none of these is a word
-//! too many, or the text of a message that lacks `<|message|>`: what comes behind it decides.
+//! `{role} to={recipient}<|channel|>{channel} to={recipient} <|constrain|>{type}<|message|>`: everything but the role
+//! is optional, the recipient may be in any part, and the mark before the type may be missing. Another word is either
+//! superfluous or the beginning of the text of a message that lacks `<|message|>`; the words after it decide.
 
 use super::{Channel, Role};
 
-/// What may stand behind a channel's name without a mark, and be the type of what follows.
+/// What may follow a channel's name without a mark, and be the type of what follows.
 const TYPES: [&[u8]; 3] = [b"json", b"code", b"text"];
 
 const CHANNELS: [&[u8]; 3] = [b"analysis", b"commentary", b"final"];
@@ -45,12 +45,12 @@ pub(super) enum Beginning {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fields {
-    /// None: the assistant's.
+    /// None is the assistant.
     pub(crate) role: Option<Role>,
     pub(crate) channel: Option<Channel>,
     pub(crate) recipient: Option<String>,
     pub(crate) content_type: Option<String>,
-    /// What is odd about it.
+    /// Its deviations from the format.
     pub(crate) oddities: Oddities,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Header {
     bytes: Vec<u8>,
 }
 
-/// Where words stand: behind `<|start|>`, `<|channel|>` or `<|constrain|>`.
+/// Where words stand: after `<|start|>`, `<|channel|>` or `<|constrain|>`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Section {
     Role,
@@ -99,7 +99,7 @@ impl Header {
         Self { beginning, section: Section::Role, fields: Fields::default(), bytes: Vec::new() }
     }
 
-    /// Takes ordinary bytes. If a mark is spelled in them, this gives it, and the bytes behind it; they are not taken.
+    /// Takes ordinary bytes. If a mark is spelled in them, this gives it, and the bytes after it; they are not taken.
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Option<(Mark, Vec<u8>)> {
         self.bytes.extend_from_slice(bytes);
         let find = |mark: Mark| self.bytes.windows(mark.name().len()).position(|window| window == mark.name());
@@ -110,14 +110,14 @@ impl Header {
         Some((mark, behind))
     }
 
-    /// Whether somebody else speaks than the assistant, as far as one can tell.
+    /// Whether a speaker other than the assistant begins, as far as the header tells.
     pub(crate) fn is_from_others(&self, is_whole: bool) -> bool {
         const LONGEST_ROLE: usize = 64;
         let reading = self.read(is_whole);
         reading.fields.is_from_others() || (reading.is_role_open && self.bytes.len() > LONGEST_ROLE)
     }
 
-    /// What is said, and its text so far, once the words are more than a header has.
+    /// The fields and the text so far, once there are more words than a header has.
     pub(crate) fn text_so_far(&self) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(false);
         let stray = &self.bytes[reading.stray_at..];
@@ -166,12 +166,12 @@ impl Header {
         self.bytes.clear();
     }
 
-    /// What it says, behind `<|message|>`.
+    /// What it says, after `<|message|>`.
     pub(crate) fn into_fields(self) -> Fields {
         self.fields
     }
 
-    /// The end of a header without `<|message|>`: what it says, and the text behind that. None if it says nothing.
+    /// The end of a header without `<|message|>`: what it says, and the text after that. None if it says nothing.
     /// If the output `is_cut` here, what may be a piece of a header says nothing.
     pub(crate) fn end(&self, is_cut: bool) -> Option<(Fields, Vec<u8>)> {
         let reading = self.read(true);
@@ -186,7 +186,8 @@ impl Header {
         says_something.then_some((fields, text))
     }
 
-    /// Whether words that no header has are text, and not one word too many: where no mark was and nobody is called.
+    /// Whether words that no header has are text, rather than one superfluous word: they are if there was no mark and
+    /// no recipient.
     fn is_speech(&self, reading: &Reading) -> bool {
         self.section == Section::Role && reading.fields.recipient.is_none()
     }
@@ -216,7 +217,7 @@ impl Header {
         };
         let is_role = self.section == Section::Role;
         let mut expects_role = is_role && self.beginning == Beginning::Start;
-        // A model that forgets `<|start|>`, or that it stands there, may write what stands behind it.
+        // A model that forgets `<|start|>`, or that it stands there, may write what follows it.
         let mut may_be_assistant = is_role && self.beginning != Beginning::Start;
         let mut expects_channel = self.section == Section::Channel;
         let mut expects_type = self.section == Section::Type;

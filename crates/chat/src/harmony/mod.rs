@@ -1,8 +1,8 @@
-//! OpenAI's harmony chat format: conversations to prompts here, and what a model writes back to messages in [`parser`].
+//! OpenAI's harmony chat format: conversations to prompts here, and model output to messages in [`parser`].
 //!
-//! A message is `<|start|>{role}<|channel|>{channel}<|message|>{text}<|end|>`; the channel is absent where only the
-//! assistant could have one. gpt-oss was trained on nothing else. The format is described in
-//! <https://cookbook.openai.com/articles/openai-harmony>.
+//! A message is `<|start|>{role}<|channel|>{channel}<|message|>{text}<|end|>`; the channel is absent if only the
+//! assistant could have one. gpt-oss was trained on this format alone.
+//! <https://cookbook.openai.com/articles/openai-harmony> describes it.
 
 mod header;
 pub mod parser;
@@ -31,7 +31,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// As it is written in a header.
+    /// Its spelling in a header.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::System => "system",
@@ -53,7 +53,7 @@ impl Role {
     }
 }
 
-/// Whom the assistant speaks to.
+/// The channel of the assistant's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// To itself: the chain of thought, not meant to be shown.
@@ -66,7 +66,7 @@ pub enum Channel {
 }
 
 impl Channel {
-    /// As it is written in a header.
+    /// Its spelling in a header.
     pub(crate) fn name(&self) -> &str {
         match self {
             Self::Analysis => "analysis",
@@ -110,7 +110,7 @@ impl Message {
         Self { channel: Some(channel), ..Self::new(Role::Assistant, text) }
     }
 
-    /// A call of the function `name`, as the model writes it best: its recipient stands in the role.
+    /// A call of the function `name` in the form that the model writes best: with the recipient in the role.
     pub fn call(name: &str, arguments: impl Into<String>) -> Self {
         Self {
             recipient: Some(format!("{FUNCTIONS}.{name}")),
@@ -124,12 +124,12 @@ impl Message {
         Self { content_type: None, ..Self::call(name, text) }
     }
 
-    /// What the function `name` gave.
+    /// The result of the function `name`.
     pub fn result(name: &str, text: impl Into<String>) -> Self {
         Self::tool_result(format!("{FUNCTIONS}.{name}"), text)
     }
 
-    /// What a tool answers.
+    /// The result of a tool.
     pub fn tool_result(tool: impl Into<String>, text: impl Into<String>) -> Self {
         Self {
             channel: Some(Channel::Commentary),
@@ -138,8 +138,8 @@ impl Message {
         }
     }
 
-    /// What a message of the assistant is to those who asked. A recipient makes a call of it on any channel, whether or
-    /// not there is such a tool; what has no channel, or one that the format lacks, is an answer.
+    /// The meaning of an assistant's message for the client. A message with a recipient is a call, on any channel,
+    /// whether or not the tool exists; one without a channel, or on an unknown channel, is an answer.
     pub fn part(&self) -> MessageKind<'_> {
         match (&self.recipient, &self.channel) {
             (Some(recipient), _) => {
@@ -207,13 +207,13 @@ pub fn developer_text(instructions: &str) -> String {
     format!("# Instructions\n\n{instructions}")
 }
 
-/// Why harmony cannot be used.
+/// Errors of harmony.
 #[derive(Debug, thiserror::Error)]
 pub enum HarmonyError {
     /// The vocabulary has no such tokens.
     #[error("the tokenizer lacks the special tokens of harmony: {}", names.join(" "))]
     MissingSpecials {
-        /// Those that it lacks.
+        /// The missing ones.
         names: Vec<&'static str>,
     },
     /// Text could not be encoded or an id not be decoded.
@@ -322,7 +322,7 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), None, false)
     }
 
-    /// The same, after a prompt that goes on with [`Self::begin_final`].
+    /// The same, after a prompt that continues with [`Self::begin_final`].
     pub fn parser_in_final(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), false)
     }
@@ -332,8 +332,8 @@ impl Harmony {
         parser::HarmonyParser::new(self.clone(), Some(Message::assistant(Channel::Final, "")), true)
     }
 
-    /// [`Self::parser`], but it is never over: for whole conversations, and for models that are kept from stopping.
-    /// Messages of others have their roles, and calls without arguments stay as they are.
+    /// [`Self::parser`], without an end: for whole conversations, and for models that are kept from stopping. Messages
+    /// of others keep their roles, and calls without arguments stay as they are.
     pub fn transcript_parser(&self) -> parser::HarmonyParser {
         parser::HarmonyParser::new(self.clone(), None, true)
     }

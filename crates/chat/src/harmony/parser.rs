@@ -1,4 +1,4 @@
-//! What a model writes, token by token, as messages.
+//! Turns a model's output, token by token, into messages.
 //!
 //! A sampled model can write anything, so nothing here is an error. Violations of the format are read as they were most
 //! likely meant, and counted ([`Repair`]); special tokens never become text. After the message that ends a turn the
@@ -47,7 +47,7 @@ pub enum Repair {
     MissingMessage,
     /// A message is followed by `<|start|>` without an end.
     MissingEnd,
-    /// A special token stands in a text where it does not belong; `<|channel|>` and `<|message|>` begin a header there.
+    /// A misplaced special token in a text; `<|channel|>` and `<|message|>` begin a header there.
     MarkInText,
     /// The name of a special token is spelled in ordinary ones, in a header.
     SpelledMark,
@@ -57,7 +57,7 @@ pub enum Repair {
     OddChannel,
     /// A header has several recipients: the last counts.
     SecondRecipient,
-    /// A message is addressed to somebody who is no tool.
+    /// A message's recipient is not a tool.
     OddRecipient,
     /// A header has words too many.
     OddWords,
@@ -65,7 +65,7 @@ pub enum Repair {
     EmptyArguments,
     /// The model speaks for the user or a tool: the turn ends before that.
     OtherSpeaker,
-    /// Tokens behind the end of the turn, which are ignored; they count once.
+    /// Tokens after the end of the turn, which are ignored; they count once.
     AfterEnd,
     /// An id that the vocabulary does not have, which is ignored.
     UnknownToken,
@@ -116,9 +116,9 @@ pub struct HarmonyParser {
     harmony: Harmony,
     state: State,
     stream: TextStream,
-    /// Whether it reads on behind the end of a turn, whoever speaks.
+    /// Whether it reads on after the end of a turn, for any speaker.
     reads_on: bool,
-    /// A message that the prompt began, and of which nobody was told yet.
+    /// A message that the prompt began and that was not reported yet.
     begun: Option<Message>,
     was_analysis: bool,
     repairs: [usize; Repair::ALL.len()],
@@ -206,8 +206,8 @@ impl HarmonyParser {
         events
     }
 
-    /// Whether the turn is over: the answer is complete, a tool is called, or the model began to speak for others. What
-    /// comes behind that is ignored.
+    /// Whether the turn is over: the answer is complete, a tool is called, or the model began to speak for others.
+    /// Later tokens are ignored.
     pub fn is_over(&self) -> bool {
         matches!(self.state, State::Over)
     }
@@ -259,7 +259,7 @@ impl HarmonyParser {
         }
     }
 
-    /// Whether a header is that of somebody else, whose words are not the model's to write.
+    /// Whether a header is another speaker's, whose words the model must not write.
     fn ends_turn(&mut self, header: &Header, is_whole: bool) -> bool {
         let ends = !self.reads_on && header.is_from_others(is_whole);
         self.count(Repair::OtherSpeaker, usize::from(ends));

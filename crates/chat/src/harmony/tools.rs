@@ -1,4 +1,5 @@
-//! What the developer message says beside instructions: which functions there are, and what an answer must look like.
+//! The part of the developer message after the instructions: the available functions, and the required form of an
+//! answer.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ pub struct Developer {
 }
 
 impl Developer {
-    /// The message, or None where there is nothing in it.
+    /// The message, or None if there is nothing in it.
     pub fn message(&self) -> Option<Message> {
         let mut sections = Vec::new();
         if !self.instructions.is_empty() {

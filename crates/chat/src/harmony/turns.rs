@@ -8,7 +8,7 @@ use model::tokenizer::limit::Limit;
 pub enum HarmonyTurn {
     /// A message, to be written in the format.
     Message(Message),
-    /// What a model wrote, as ids, from `<|start|>assistant` on or from behind it. They go into the prompt as they are,
+    /// What a model wrote, as ids, from `<|start|>assistant` on or from after it. They go into the prompt as they are,
     /// so that it begins as the one before and what followed it; but see [`Harmony::prompt_of`].
     Exact(Vec<u32>),
 }
@@ -34,10 +34,10 @@ enum Content<'a> {
 impl Harmony {
     /// The prompt for the assistant's next words, as ids.
     ///
-    /// Reasoning is left out where a `final` message comes later. A message ends in `<|end|>` even where the model
-    /// wrote `<|return|>`, which a prompt never holds; so does one that was cut. Names of special tokens inside of a
-    /// message are text: nobody can end a message by writing `<|end|>`. Of what a model wrote, words for others and a
-    /// header without a message are left out.
+    /// Reasoning is omitted before a later `final` message. A message ends in `<|end|>` even if the model wrote
+    /// `<|return|>`, which a prompt never has; so does a cut message. Names of special tokens inside a message are
+    /// text: no one can end a message by writing `<|end|>`. From model output, words for others and a header without a
+    /// message are omitted.
     ///
     /// # Errors
     /// [`HarmonyError::Tokenizer`]: more than `limit` takes. With a tokenizer that takes any bytes, and for ids that it
@@ -104,7 +104,7 @@ impl Harmony {
         Ok([&[self.start][..], &role].concat())
     }
 
-    /// Writes a message in the format, behind what is there.
+    /// Writes a message in the format, after what is there.
     fn write(&self, message: &Message, limit: &Limit, ids: &mut Vec<u32>) -> Result<(), HarmonyError> {
         let text = |text: &str, ids: &mut Vec<u32>| self.tokenizer.encode_within(text.as_bytes(), limit, ids);
         ids.push(self.start);

@@ -1,8 +1,8 @@
 //! The parameters of a function as TypeScript, as the models were trained to read them.
 //!
-//! It is OpenAI's rendering (openai-harmony 0.0.8, `json_schema_to_typescript`), except for what that one loses. That
-//! one writes `any` for `anyOf`, `allOf`, `$ref`, `null` and missing types, and omits `const`; drops the members of a
-//! list of types; binds `[]` closer than `|`; starts only the first line of a comment with `//`; and gives a function
+//! This is OpenAI's rendering (openai-harmony 0.0.8, `json_schema_to_typescript`), with its losses mended. OpenAI's
+//! writes `any` for `anyOf`, `allOf`, `$ref`, `null` and missing types, and omits `const`; drops the members of a list
+//! of types; binds `[]` closer than `|`; starts only the first line of a comment with `//`; and gives a function
 //! without parameters an empty object.
 
 use std::borrow::Cow;
@@ -30,9 +30,9 @@ pub(super) fn parameters(schema: &Value) -> Option<String> {
 }
 
 struct Writer<'a> {
-    /// Where references lead.
+    /// The schema in which references are resolved.
     root: &'a Value,
-    /// Those that are being followed.
+    /// References that are being resolved.
     refs: Vec<String>,
     n_types: usize,
 }
@@ -156,7 +156,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Variants, one a line, behind what stands before them.
+    /// Variants, one a line, after what stands before them.
     fn one_of(&mut self, variants: &[Value], indent: &str) -> String {
         let mut out = String::new();
         for variant in variants {

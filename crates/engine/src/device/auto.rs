@@ -22,7 +22,7 @@ struct Gpu {
     /// `hip:1 (AMD Radeon RX 7900 XTX, gfx1100, 96 CUs (48 WGPs), 24.0 GB free)`.
     description: String,
     compute_units: usize,
-    /// What the matrix units of one compute unit do, in 10^6 operations per second, if somebody says.
+    /// The rate of one compute unit's matrix units, in 10^6 operations per second, if a table has it.
     rate: Option<f64>,
     free_bytes: usize,
 }
@@ -35,7 +35,7 @@ pub struct DeviceChoice {
     with_help: Vec<Gpu>,
     /// Those that not even that fits on.
     too_small: Vec<Gpu>,
-    /// Why others cannot be used.
+    /// Why the others cannot be used.
     problems: Vec<String>,
     /// What keeps AMD's runtime from GPUs that the driver has.
     obstacles: Vec<DriverFinding>,
@@ -61,7 +61,7 @@ impl Default for Wanted {
 /// Weights may fill so much of a device that the processor helps; the rest is for keys, values and activations.
 const MOST_FILLED: f64 = 0.8;
 
-/// Looks at all GPUs.
+/// Examines all GPUs.
 pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
     let Wanted { model_bytes, least_bytes, most_bytes } = wanted;
     let (mut gpus, mut problems, mut obstacles) = (Vec::new(), Vec::new(), Vec::new());
@@ -100,7 +100,7 @@ pub struct Opened {
     /// What kernels are compiled for.
     pub target: Target,
     pub driver: Arc<dyn Driver>,
-    /// For people; none where the device was named.
+    /// For people; none if the device was named.
     pub reason: Option<Reason>,
 }
 

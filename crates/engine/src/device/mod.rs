@@ -28,7 +28,7 @@ pub enum Device {
     /// A GPU, by its runtime's number.
     Gpu {
         runtime: Runtime,
-        /// From 0.
+        /// Counted from 0.
         ordinal: usize,
         /// What to compile for, if not for what the device says it is; of AMD's alone.
         arch: Option<String>,
@@ -40,7 +40,7 @@ pub enum Device {
 /// What kernels are compiled for, and what runs them.
 pub type OpenedDevice = (Target, Arc<dyn Driver>);
 
-/// Why a device cannot be had.
+/// Errors of opening a device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// The runtime is not there or refuses, or there is no device of that number.
@@ -128,7 +128,7 @@ impl Device {
         Some(Self::Gpu { runtime, ordinal: number.parse().ok()?, arch: arch.map(str::to_owned) })
     }
 
-    /// The device that is so many numbers behind it; another of its kind where devices have no numbers.
+    /// The device `n` numbers after it; another one of its kind if devices have no numbers.
     pub fn next(&self, n: usize) -> Self {
         match self {
             Self::Gpu { runtime, ordinal, arch } => {

@@ -1,19 +1,19 @@
-//! Where keys and values of a position live.
+//! Where the keys and values of a position are.
 //!
-//! The cache of a layer is cut into blocks of [`KvLayout::block_tokens`] positions; a table per slot says which blocks
-//! are its. Layers with the same window share a table and form a [`KvGroup`]:
+//! A layer's cache consists of blocks of [`KvLayout::block_tokens`] positions; a table per slot lists the slot's
+//! blocks. Layers with the same window share a table and form a [`KvGroup`]:
 //!
 //! - all positions visible: the slots share one pool of blocks, handed out as sequences grow and taken back when they
 //!   end
 //! - a sliding window: every slot owns a ring of blocks, long enough for the window and one step's rows. Behind the
 //!   rings lie snapshots of rings, if any are wanted: what the next token of a prefix sees of such layers
 //!
-//! Who holds which block is the scheduler's affair.
+//! The scheduler decides which slot holds which block.
 //!
-//! Layers that see everything may keep their positions in eight bits, with a scale for each position and head; those
-//! with a window stay as exact as sums are.
+//! Layers with full attention may keep positions in eight bits, with a scale for each position and head. Window layers
+//! keep the precision's type.
 //!
-//! Layouts of a block are stated in `templates/rope_kv/op.toml`.
+//! `templates/rope_kv/op.toml` states the layout of a block.
 
 use format::Dtype;
 use kernel::template::Precision;
@@ -43,7 +43,7 @@ impl KvDtypes {
         if window.is_some() { self.window } else { self.all }
     }
 
-    /// Bytes of keys and values, scales included, of so many positions in a layer with this window.
+    /// Bytes of `n_positions` keys and values, scales included, in a layer with this window.
     pub fn len_bytes(self, window: Option<usize>, n_positions: usize, config: &ModelConfig) -> usize {
         let tensors = cache_tensors(self.of_window(window), n_positions, kv_heads(config));
         tensors.iter().map(|&(_, dtype, n)| dtype.len_bytes(n)).sum()
@@ -305,8 +305,8 @@ impl KvLayout {
     }
 }
 
-/// Blocks of a ring that holds `window` positions before, and including, the first of `max_rows` new ones: so many
-/// positions, wherever they begin in a block.
+/// Blocks of a ring that holds `window` positions up to and including the first of `max_rows` new ones, wherever they
+/// begin in a block.
 pub fn ring_blocks(window: usize, max_rows: usize) -> usize {
     (window + max_rows - 2) / BLOCK_TOKENS + 2
 }
@@ -340,7 +340,7 @@ pub(crate) mod tests {
         }
     }
 
-    /// A cache for a layer with a window, if it is not 0, and one that sees everything: for so many slots, rows of a
+    /// A cache for a layer with a window, if it is not 0, and one that sees everything: for this many slots, rows of a
     /// step, tokens of a sequence, blocks of the pool.
     pub(crate) fn windowed_layout(sizes: [usize; 4], window: usize, n_snapshots: usize) -> KvLayout {
         let [n_slots, max_rows, capacity_tokens, pool_blocks] = sizes;

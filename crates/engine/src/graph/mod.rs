@@ -1,8 +1,8 @@
-//! The forward pass as a graph: [`forward`] makes it of a family's layers, start there; [`kv_cache`] says where keys
-//! and values of a position live.
+//! The forward pass as a graph. Start with [`forward`], which makes it from a family's layers; [`kv_cache`] says where
+//! keys and values are.
 //!
-//! A graph is a list of nodes in launch order. It knows ops, dims and tensors; it does not know templates, devices
-//! or how many tokens a step has. What launches it is [`crate::plan`].
+//! A graph is a list of nodes in launch order. It knows ops, dims and tensors, but no templates, no devices, and not
+//! how many tokens a step has. [`crate::plan`] launches it.
 
 pub mod forward;
 pub mod kv_cache;
@@ -43,7 +43,7 @@ pub(crate) enum Role {
     Shared,
 }
 
-/// What is known of a tensor.
+/// A tensor's properties.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// For messages and traces.
@@ -60,7 +60,7 @@ pub struct Tensor {
 pub enum Rows {
     /// Every row of the step.
     All,
-    /// The rows that want logits.
+    /// Rows whose logits are needed.
     Logits,
     /// The same, of steps in which devices that share the vocabulary have all logits everywhere.
     Gathered,
@@ -73,7 +73,7 @@ pub enum Rows {
 }
 
 impl Rows {
-    /// Whether a step has none of them unless a request asks for it: such nodes are launched by themselves.
+    /// Whether a step has such rows only if a request asks for them: their nodes are launched separately.
     pub fn are_asked_for(self) -> bool {
         matches!(self, Self::Changed | Self::Logprobs)
     }
@@ -83,7 +83,7 @@ impl Rows {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StepShape {
     pub n_rows: usize,
-    /// Those that want logits.
+    /// Rows whose logits are needed.
     pub n_logit_rows: usize,
     /// What the rows are to each other.
     pub kind: StepKind,
@@ -114,7 +114,7 @@ impl StepShape {
     }
 }
 
-/// How large steps are at most.
+/// The largest sizes of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLimits {
     /// Most rows of a step.
@@ -148,7 +148,7 @@ pub struct Node {
     pub args: BTreeMap<String, TensorId>,
     /// Scalar arguments other than `n_tokens`, by the contract's names.
     pub scalars: BTreeMap<String, u32>,
-    /// What `n_tokens` is.
+    /// The rows that `n_tokens` counts.
     pub rows: Rows,
     pub place: Place,
 }
@@ -210,7 +210,7 @@ impl Graph {
         NodeBuilder { graph: self }
     }
 
-    /// A node of an op, on all rows, of which nothing else is said yet.
+    /// A node of an op, on all rows, without any other property.
     fn empty_node(&self, op: &str) -> Node {
         let (args, scalars) = (BTreeMap::new(), BTreeMap::new());
         let (problem, place) = (Problem::plain(op, self.precision), Place::Device);

@@ -1,5 +1,5 @@
-//! Who computes a node: the device that the model is loaded on, or the processor beside it, from main memory. And where
-//! the table is that tokens are looked up in.
+//! Where a node is computed: on the model's device, or on the processor from main memory. Also where the embedding
+//! table is.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::{Graph, Node, Storage};
 use model::family::Family;
 
-/// Who computes a node.
+/// Where a node is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     #[default]
@@ -22,7 +22,7 @@ pub enum Place {
 /// How many layers' experts the processor computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostLayers {
-    /// Those of so many of the last layers, or of all that have any.
+    /// Those of this many of the last layers, or of all that have any.
     Last(usize),
     /// As few as leave room for the rest on the device: none, where everything fits.
     AsNeeded,
@@ -31,7 +31,7 @@ pub enum HostLayers {
 /// Which steps have the device compute the experts that are in main memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Streaming {
-    /// Those that take in prompts of so many tokens that it is faster, as measured when the model is loaded.
+    /// Those that take in prompts of this many tokens that it is faster, as measured when the model is loaded.
     Measured,
     /// Those that take in prompts and have so many tokens or more.
     From(usize),
@@ -41,7 +41,7 @@ pub enum Streaming {
 /// Where the table is that tokens are looked up in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EmbeddingPlace {
-    /// On the device, like all else.
+    /// On the device, like everything else.
     Device,
     /// In main memory, where the device reads a row of it for each token.
     Host,
@@ -65,8 +65,8 @@ impl Graph {
         looked_up
     }
 
-    /// Has the processor compute the experts of the last `n_layers` that have any: the nodes that use their weights,
-    /// and what lies between these in the layer, if it needs nothing else that the device keeps.
+    /// Gives the experts of the last `n_layers` with experts to the processor: the nodes that use their weights, and
+    /// the nodes between these in the layer, if they need nothing else from the device.
     pub fn place_experts(&mut self, family: &Family, n_layers: usize) {
         let layers = self.expert_layers(family);
         for nodes in layers.values().rev().take(n_layers) {

@@ -9,7 +9,7 @@ use system::os::MetadataExt;
 /// A way to find out whether a file can be opened for reading and writing.
 pub(super) type Open<'a> = &'a dyn Fn(&Path) -> io::Result<()>;
 
-/// What came of opening a device file for reading and writing.
+/// The result of opening a device file for reading and writing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Access {
     Granted,

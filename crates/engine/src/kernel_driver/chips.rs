@@ -1,4 +1,4 @@
-//! The chips that a HIP library knows, as far as its bytes say.
+//! The chips that a HIP library knows, found by searching its bytes.
 
 use std::fs;
 use std::path::Path;
@@ -16,7 +16,7 @@ pub(super) fn lists(library: &[u8], arch: &str) -> Option<bool> {
 }
 
 impl KernelDriver {
-    /// The GPUs that are not in a library's list of chips. None where it has no list, or cannot be read.
+    /// The GPUs that are not in a library's list of chips. None if it has no list, or cannot be read.
     pub(crate) fn unlisted(&self, library: &Path) -> Option<Vec<&Gpu>> {
         let library = fs::read(library).ok()?;
         let is_listed: Option<Vec<bool>> = self.gpus.iter().map(|gpu| lists(&library, &gpu.arch)).collect();

@@ -17,7 +17,7 @@ const NEWER_KERNEL: &str =
     "a newer kernel, or AMD's `amdgpu-dkms`, may know this GPU; `sudo dmesg | grep amdgpu` says more";
 const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --device=/dev/dri`";
 
-/// Something that is wrong.
+/// A problem.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFinding {
     pub what: String,
@@ -25,12 +25,12 @@ pub struct DriverFinding {
     pub hint: String,
 }
 
-/// What a HIP runtime says.
+/// A HIP runtime's report.
 pub(super) struct RuntimeSeen<'a> {
     pub release: Option<(u32, u32)>,
     /// How many GPUs it finds.
     pub n_devices: usize,
-    /// Whether its library has the name of an arch in its list of chips; none where no list was found in it.
+    /// Whether its library has the name of an arch in its list of chips; none if no list was found in it.
     pub knows: &'a dyn Fn(&str) -> Option<bool>,
 }
 
@@ -41,7 +41,7 @@ impl DriverFinding {
 }
 
 impl KernelDriver {
-    /// What is wrong with the driver and its device files, the most important first. Nothing where there is no AMD GPU
+    /// What is wrong with the driver and its device files, the most important first. Nothing if there is no AMD GPU
     /// at all.
     pub fn findings(&self) -> Vec<DriverFinding> {
         if !self.is_there() {
@@ -88,8 +88,8 @@ impl KernelDriver {
         (self.has_dxg && self.kfd.is_missing()).then(|| DriverFinding::new(what, hint))
     }
 
-    /// What keeps AMD's GPUs from being used, the most important first. Nothing where there is none that kernels could
-    /// be compiled for, and nothing that an error of the runtime says itself.
+    /// Why AMD's GPUs cannot be used, the most important reason first. Empty if there is no GPU that kernels could be
+    /// compiled for; reasons that the runtime's own error states are left out.
     pub fn obstacles(&self, hip: &Result<Box<dyn GpuRuntime>, GpuError>) -> Vec<DriverFinding> {
         let is_known = |gpu: &Gpu| Target::gpu_or_similar(&gpu.arch).is_ok();
         if !self.gpus.is_empty() && !self.gpus.iter().any(is_known) {

@@ -62,7 +62,7 @@ pub struct KernelDriver {
 }
 
 impl KernelDriver {
-    /// That of this machine.
+    /// The driver of this machine.
     pub fn here() -> Self {
         Self::read(&env::var_os(ROOT).filter(|root| !root.is_empty()).map_or_else(|| "/".into(), PathBuf::from))
     }

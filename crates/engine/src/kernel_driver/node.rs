@@ -1,4 +1,5 @@
-//! The nodes of the driver's topology: `properties` is a name and a number a line (Linux, `kfd_topology.c`).
+//! The nodes of the driver's topology: a file `properties` with a name and a number on each line (Linux,
+//! `kfd_topology.c`).
 
 use std::collections::HashMap;
 use std::fs;
@@ -21,9 +22,9 @@ pub struct Gpu {
     pub(crate) wave_size: u32,
     /// Its number on the PCI bus, and where it is there: `0x744c at 0000:03:00.0`.
     pub(crate) pci: String,
-    /// What `ROCR_VISIBLE_DEVICES` may call it: `GPU-8e15aa0afc2c4e25`; none where it has no such number.
+    /// What `ROCR_VISIBLE_DEVICES` may call it: `GPU-8e15aa0afc2c4e25`; none if it has no such number.
     pub(crate) uuid: Option<String>,
-    /// The render node of it, below `/dev/dri`; none where the driver names none.
+    /// The render node of it, below `/dev/dri`; none if the driver names none.
     pub(crate) render: Option<(PathBuf, Access)>,
     /// Memory of its own, in bytes.
     pub(crate) vram_bytes: Option<u64>,

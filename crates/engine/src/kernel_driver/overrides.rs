@@ -1,19 +1,19 @@
-//! `HSA_OVERRIDE_GFX_VERSION`, which makes AMD's runtime take a chip for another one. It is never needed here, since
-//! kernels are compiled for what a chip is, and what is compiled for another one ends the process.
+//! `HSA_OVERRIDE_GFX_VERSION`, which makes AMD's runtime take a chip for another one. This program never needs it:
+//! kernels are compiled for the actual chip, and code for another one ends the process.
 
 use std::env;
 
 use super::{Gpu, KernelDriver, node};
 
-/// The variable; with `_1` behind it, that of node 1 alone.
+/// The variable; with `_1` after it, that of node 1 alone.
 pub const OVERRIDE: &str = "HSA_OVERRIDE_GFX_VERSION";
 
-/// What a process that was started again without such variables is told of them: `NAME=VALUE`, with blanks between.
+/// The dropped variables, for a process that was started again without them: `NAME=VALUE`, separated by blanks.
 pub const IGNORED: &str = "GPTOSS_JIT_IGNORED_OVERRIDES";
 
 impl KernelDriver {
-    /// Those of the variables, as names and values, that call a GPU something else than the driver does: `NAME=VALUE`
-    /// each. Without a driver that names its GPUs nobody knows better than they.
+    /// The variables, as names and values, that give a GPU another arch than the driver does: `NAME=VALUE` each.
+    /// Without a driver that names its GPUs they cannot be checked.
     pub fn false_overrides(&self, variables: &[(String, String)]) -> Vec<String> {
         let is_false = |(name, value): &&(String, String)| {
             let of_node = name.strip_prefix(OVERRIDE);

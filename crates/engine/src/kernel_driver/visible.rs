@@ -1,5 +1,5 @@
-//! Variables of the environment that take GPUs away from a runtime: lists of numbers and of UUIDs, read up to the first
-//! that names none (ROCR, `amd_filter_device.cpp`; ROCclr, `rocdevice.cpp`).
+//! Environment variables that hide GPUs from a runtime: lists of numbers and UUIDs. A runtime reads a list up to the
+//! first entry that names no GPU (ROCR, `amd_filter_device.cpp`; ROCclr, `rocdevice.cpp`).
 
 use super::node::Gpu;
 

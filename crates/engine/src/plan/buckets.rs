@@ -1,5 +1,4 @@
-//! The buckets of all segments, with their kernels: what is to be launched is planned by the covers, and loaded at
-//! once.
+//! The buckets of all segments, with their kernels: covers plan the launches, and all kernels are loaded at once.
 
 use std::collections::BTreeMap;
 use std::error::Error;

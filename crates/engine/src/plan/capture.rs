@@ -1,4 +1,4 @@
-//! One launch of a step with what it reads and what it writes, for those who run it again elsewhere.
+//! Captures one launch of a step with everything that it reads and writes, to replay it elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use kernel::template::contract::Access;
 use kernel::template::launch::ArgSpec;
 use kernel::template::{Params, Problem};
 
-/// Which launch is wanted, and who takes it.
+/// The launch to capture, and the receiver of the capture.
 pub struct Capture {
     node: String,
     /// Launches of the node that are still to come before it.
@@ -86,7 +86,7 @@ pub(super) fn captured(
     (n_rows, target): (usize, String),
 ) -> Result<CapturedLaunch, GpuError> {
     let rendered = &planned.kernel.rendered;
-    // Workspace, which comes behind the contract's own, is nobody's between launches.
+    // Workspace, which comes after the contract's own, is nobody's between launches.
     let in_memory = rendered.args.iter().zip(&prepared.args);
     let in_memory: Vec<(&ArgSpec, &BufferView, usize)> = in_memory
         .filter_map(|(spec, arg)| match arg {

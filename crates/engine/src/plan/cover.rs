@@ -1,7 +1,7 @@
-//! Which launches a bucket of row counts has: the nodes of a segment, or runs of them that one kernel covers.
+//! Which launches a bucket of row counts has: the nodes of a segment, or runs of nodes that one kernel covers.
 //!
-//! A run is what a template says that it fuses, found node by node in launch order. Whether it is preferred to its
-//! nodes is the tuning tables' affair, through the chooser; how launches are made of a cover is [`super::executor`]'s.
+//! A template says which run of ops it fuses; runs are found node by node in launch order. The tuning tables decide,
+//! through the chooser, whether a run is preferred to its nodes. [`super::executor`] makes launches of a cover.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Range, RangeInclusive};
@@ -195,7 +195,7 @@ fn merged(mut first: Problem, second: &Problem) -> Option<Problem> {
     agree.then_some(first)
 }
 
-/// Adds values under their names; false where one has another value already.
+/// Adds values under their names; false if one has another value already.
 fn add<V: Clone + PartialEq>(to: &mut BTreeMap<String, V>, from: &BTreeMap<String, V>) -> bool {
     from.iter().all(|(name, value)| to.entry(name.clone()).or_insert_with(|| value.clone()) == value)
 }

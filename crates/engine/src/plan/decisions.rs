@@ -1,5 +1,5 @@
-//! Which kernel every launch is, for every range of row counts, and why: the planned and rankings that loading uses,
-//! without a device.
+//! Which kernel every launch uses, for every range of row counts, and why. It uses the planning and ranking of
+//! loading, without a device.
 
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ pub struct Decision {
     pub place: Place,
     /// In steps of this kind.
     pub step: StepKind,
-    /// From so many rows on.
+    /// From this many rows on.
     pub first_row_count: usize,
     pub last_row_count: usize,
     /// Longer runs that begin here and are not done by one kernel.
@@ -73,7 +73,7 @@ impl Decisions {
         Self { all: all.collect(), rankings }
     }
 
-    /// What a launch is to do.
+    /// The problem of a launch.
     pub fn problem(&self, decision: &Decision) -> &Problem {
         &self.rankings.distinct[decision.ranking].0.problem
     }

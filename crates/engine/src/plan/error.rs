@@ -1,4 +1,4 @@
-//! What can go wrong between a graph and its launches.
+//! Errors of making a plan from a graph.
 
 use gpu::GpuError;
 
@@ -13,7 +13,7 @@ use model::checkpoint::CheckpointError;
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A kernel could not be had.
+    /// There is no kernel.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
     /// An op has no contract, or a broken one.

@@ -1,4 +1,4 @@
-//! Every kernel that steps can have, however many rows they are of: for bundles, without a device.
+//! Every kernel that steps can use, for any number of rows: for bundles, without a device.
 
 use std::cell::RefCell;
 

@@ -1,8 +1,8 @@
 //! A graph, chosen kernels and memory, ready to run step after step.
 //!
-//! The nodes fall into segments that are computed in one place and work on the same rows. For each segment there is
-//! one list of launches per bucket of row counts and kind of step: the tuning tables may prefer other templates, and
-//! other fusions, for one row than for many. All buckets share the memory, which is allocated once. A step picks a
+//! The nodes form segments: nodes that are computed in one place and work on the same rows. Each segment has one list
+//! of launches per bucket of row counts and kind of step, because the tuning tables may prefer other templates and
+//! other fusions for one row than for many. All buckets share the memory, which is allocated once. A step picks a
 //! bucket per segment and launches.
 
 use std::collections::HashMap;
@@ -51,7 +51,7 @@ pub struct Executor {
     sites: Sites,
     graph: Graph,
     inputs: Inputs,
-    /// What the rows are told whose logits are changed.
+    /// Inputs of the rows whose logits are changed.
     change_inputs: Inputs,
     externals: HashMap<String, BufferView>,
     segments: Vec<Segment>,
@@ -61,7 +61,7 @@ pub struct Executor {
     stream_plan: Option<StreamPlan>,
     profiler: Option<Profiler>,
     replays: Replays,
-    /// A launch that somebody waits for.
+    /// A launch to capture.
     capture: Mutex<Option<Capture>>,
 }
 
@@ -145,7 +145,7 @@ impl Executor {
         self.sites.host.as_ref().map(|host| &*host.pipeline)
     }
 
-    /// What memory was allocated for.
+    /// The memory plan.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
@@ -255,7 +255,7 @@ impl Executor {
         self.inputs.write(self.pipeline(), inputs)
     }
 
-    /// The same for the tensors that rows are told by whose logits are changed.
+    /// The same for the inputs of rows whose logits are changed.
     ///
     /// # Errors
     /// As [`Self::write_inputs`].
@@ -315,7 +315,7 @@ impl Executor {
         self.run_first(self.first_asked_for(), shape, None)
     }
 
-    /// Changes the logits of so many rows of a step, as the external tensors say.
+    /// Changes the logits of this many rows of a step, as the external tensors say.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -332,7 +332,7 @@ impl Executor {
         self.run_asked_for(self.first_asked_for() + 1..self.segments.len(), shape, 0)
     }
 
-    /// Looks up the log-probabilities of so many rows of a step whose tokens are there.
+    /// Looks up the log-probabilities of this many rows of a step whose tokens are there.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -365,7 +365,7 @@ fn allocate_externals(
     externals.iter().map(|(name, len_bytes)| Ok((name.clone(), allocate(pipeline, name, *len_bytes)?))).collect()
 }
 
-/// Waits until everything launched so far is done: what went wrong is told here.
+/// Waits until everything launched so far is done, and returns its error.
 fn wait(pipeline: &Pipeline, memory: &[BufferView]) -> Result<(), PlanError> {
     let Some(view) = memory.iter().find(|view| view.len_bytes() > 0) else { return Ok(()) };
     let waited = pipeline.driver().read(view, &mut [0]);

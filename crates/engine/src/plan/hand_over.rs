@@ -83,7 +83,7 @@ impl HandOver {
         })
     }
 
-    /// Works out what is copied for so many rows.
+    /// Works out what is copied for this many rows.
     pub(crate) fn prepare(&mut self, n: usize, sites: &Sites) -> Result<(), PlanError> {
         if self.prepared.contains_key(&n) {
             return Ok(());
@@ -114,13 +114,13 @@ impl HandOver {
         brought.map_err(|source| self.failed(source))
     }
 
-    /// Sends what the processor made.
+    /// Sends the processor's results.
     pub(crate) fn send(&self, n: usize, sites: &Sites) -> Result<(), PlanError> {
         let sent = self.prepared.get(&n).map_or(Ok(()), |copies| sites.device.driver().send(&copies.outputs));
         sent.map_err(|source| self.failed(source))
     }
 
-    /// Bytes that cross for so many rows, both ways.
+    /// Bytes that cross for this many rows, both ways.
     pub(crate) fn len_bytes(&self, n: usize) -> usize {
         let of = |copies: &Copies| copies.inputs.iter().chain(&copies.outputs).map(|(from, _)| from.len_bytes()).sum();
         self.prepared.get(&n).map_or(0, of)

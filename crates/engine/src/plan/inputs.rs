@@ -32,7 +32,7 @@ impl Inputs {
         self.tensors.iter().map(move |(name, range)| (name.clone(), view(range)))
     }
 
-    /// Fills the starts of these, and leaves what is between and behind them undefined.
+    /// Fills the starts of these, and leaves what is between and after them undefined.
     pub(crate) fn write(&self, pipeline: &Pipeline, inputs: &[(&str, &[u8])]) -> Result<(), PlanError> {
         let mut all = Vec::new();
         for (name, bytes) in inputs {

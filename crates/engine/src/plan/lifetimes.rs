@@ -1,4 +1,4 @@
-//! Which activations a step has, how long each is needed, and where in the arena it lies meanwhile.
+//! Which activations a step has, how long each is needed, and where it is in the arena during that time.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! A place of an executor while it is loaded: what is to be computed there, by which kernels, in what memory.
+//! A place of an executor during loading: what is computed there, by which kernels, in which memory.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use kernel::object::store::Progress;
 use kernel::pipeline::Pipeline;
 use model::checkpoint::Checkpoint;
 
-/// What is loaded, wherever.
+/// The inputs of loading, for all places.
 pub(super) struct Work<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) checkpoint: &'a Checkpoint,
@@ -31,7 +31,7 @@ pub(super) struct Work<'a> {
     pub(crate) slots: Option<Slots>,
 }
 
-/// What is loaded in a place.
+/// The state of loading in a place.
 pub(super) struct Loading<'a> {
     place: Place,
     pipeline: &'a Arc<Pipeline>,

@@ -1,4 +1,4 @@
-//! What a model takes of a device's memory, and of main memory for the processor beside it, before any is allocated.
+//! How much of a device's memory a model takes, and how much main memory for the processor, before any is allocated.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -22,15 +22,15 @@ pub struct MemoryPlan {
     /// Others of the checkpoint's tensors, which the device reads in main memory.
     pub zero_copy: usize,
     pub(crate) kv_cache: usize,
-    /// Those of them that are kept for prompts that begin alike, besides blocks that nobody needs.
+    /// Of these, bytes of snapshots for prompts with a common beginning, in addition to idle blocks.
     pub(crate) snapshots: usize,
     /// Activations, what a step is given and what it gives.
     pub(crate) activations: usize,
-    /// What kernels ask for besides.
+    /// Workspaces of kernels.
     pub(crate) workspace: usize,
     /// Room for weights that are brought from main memory, a layer's while another one's are used.
     pub streaming: usize,
-    /// What quantised matrices would save; none where nothing, or where weights take nothing as they are.
+    /// What quantised matrices would save; none if nothing, or where weights take nothing as they are.
     pub gain: Option<Gain>,
     /// Whether the model has experts, which can stay in main memory.
     pub(crate) has_experts: bool,
@@ -60,7 +60,7 @@ pub struct HostPlan {
 }
 
 impl HostPlan {
-    /// What will be allocated.
+    /// Bytes that will be allocated.
     fn needed_bytes(&self) -> usize {
         self.weights - self.weights_in_place + self.activations
     }
@@ -105,7 +105,7 @@ impl hint::Hint for DoesNotFit {
     }
 }
 
-/// Whoever watches a model being loaded. `()` watches nothing.
+/// An observer of a model's loading. `()` observes nothing.
 pub trait LoadProgress: Progress {
     /// The kernels are there and this is what the rest will take; nothing is allocated yet, and it may not fit.
     fn planned(&self, _memory: &MemoryPlan) {}
@@ -133,7 +133,7 @@ impl MemoryPlan {
         Ok(Self { weights, weights_in_place, zero_copy, gain, has_experts, device, memory, ..Self::default() })
     }
 
-    /// What will be allocated.
+    /// Bytes that will be allocated.
     pub fn needed_bytes(&self) -> usize {
         self.weights - self.weights_in_place + self.kv_cache + self.activations + self.workspace + self.streaming
     }

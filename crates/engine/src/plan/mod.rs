@@ -2,20 +2,21 @@
 //!
 //! - [`executor`]: a graph, chosen kernels and memory, ready to run step after step
 //! - [`arena`]: one block of memory for all activations
-//! - `lifetimes`: which activations there are, and for how long
-//! - [`cover`]: which launches there are for how many rows: nodes, or runs of nodes that one kernel does
-//! - `inputs`: what every step is told, in one copy
-//! - `loading`: one place while it is loaded
-//! - `buckets`: the kernels of all of them, drafted and loaded
-//! - [`decisions`]: which these are, and why, without a device; [`overruled`]: own templates that are not among them
-//! - `everything`: all of them that a model can have, for bundles
-//! - `site`: the device, and the processor beside it; `hand_over`: what crosses between them
-//! - `streaming`: what the processor has, on the device in steps of many rows
-//! - `segment`: their grids and arguments for a number of rows
+//! - `lifetimes`: the activations of a step, and how long each is needed
+//! - [`cover`]: the launches for each range of row counts: nodes, or runs of nodes that one kernel does
+//! - `inputs`: the inputs of a step, in one copy
+//! - `loading`: one place during loading
+//! - `buckets`: the kernels of all buckets, drafted and loaded
+//! - [`decisions`]: the chosen kernels, with reasons, without a device; [`overruled`]: user templates that lose to a
+//!   row
+//! - `everything`: all kernels that a model can use, for bundles
+//! - `site`: the device, and the processor beside it; `hand_over`: copies between the two
+//! - `streaming`: experts in main memory, computed on the device in steps of many rows
+//! - `segment`: grids and arguments of a segment's launches for a number of rows
 //! - `weights`: the checkpoint's tensors on the device
-//! - [`memory`]: what all of that takes, before it is allocated
-//! - `workspace`: memory that kernels ask for besides
-//! - [`profile`]: where the time of the steps goes
+//! - [`memory`]: the memory of all of that, before it is allocated
+//! - `workspace`: further memory that kernels need
+//! - [`profile`]: where a step's time goes
 //! - [`capture`]: one launch with what it reads and writes
 
 pub(crate) mod arena;

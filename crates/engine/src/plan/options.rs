@@ -1,4 +1,4 @@
-//! Sizes that the graph does not know.
+//! Sizes that the graph does not know, such as the number of slots.
 
 use gpu::BufferView;
 
@@ -7,7 +7,7 @@ use crate::graph::placement::Streaming;
 
 /// Step sizes, and the graph's memory besides weights and activations.
 pub(crate) struct ExecutorOptions {
-    /// How large steps are.
+    /// Sizes of steps.
     pub(crate) limits: StepLimits,
     /// External tensors that lie in memory of others: those of the role [`crate::graph::Role::Shared`].
     pub(crate) shared: Vec<(String, BufferView)>,

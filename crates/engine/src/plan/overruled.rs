@@ -16,9 +16,9 @@ use kernel::tuning::table::APART;
 #[derive(Clone, Debug)]
 pub struct Overruled {
     pub template: Arc<Template>,
-    /// What goes before it.
+    /// What overrules it.
     pub by: Overruling,
-    /// Where: steps of a kind with so many rows, from the first number to the last.
+    /// Where: steps of a kind with this many rows, from the first number to the last.
     pub ranges: Vec<(StepKind, usize, usize)>,
 }
 
@@ -52,7 +52,7 @@ impl fmt::Display for Overruling {
 }
 
 impl Overruled {
-    /// All of them. A template that any row for the target uses is none: whoever wrote that row knows of rows.
+    /// All overruled templates. A template that any row for the target uses is left out: its author knows about rows.
     pub fn all(graph: &Graph, chooser: &Chooser, decisions: &Decisions) -> Vec<Self> {
         let is_told = |template: &Template| {
             template.file.is_own() && !chooser.tables().use_template(&template.label(), chooser.target())

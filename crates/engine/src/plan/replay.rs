@@ -1,7 +1,7 @@
-//! Repeated parts of steps: launched one by one the first time, captured the second, replayed from then on.
+//! Repeated parts of steps: launched one by one the first time, captured the second time, and replayed from then on.
 //!
-//! A step's launches depend on its shape alone: what changes from step to step is in memory. A device that gains
-//! nothing by it captures nothing.
+//! A step's launches depend only on its shape; what changes from step to step is in memory. A device that gains
+//! nothing by capturing captures nothing.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,7 +18,7 @@ type StepPart = (StepShape, Range<usize>);
 
 #[derive(Default)]
 pub(super) struct Replays {
-    /// By the step, by its part: none for what came once.
+    /// By step and part: none for a part that came once.
     steps: HashMap<StepShape, HashMap<Range<usize>, Option<Graph>>>,
     /// Whether the device cannot, or failed to.
     is_off: bool,

@@ -1,5 +1,5 @@
-//! Consecutive nodes that are computed in one place and work on the same rows, as launches: for each bucket of row
-//! counts a list of kernels, and for each row count that came up their grids and arguments.
+//! Launches of a segment (consecutive nodes that are computed in one place and work on the same rows): a list of
+//! kernels for each bucket of row counts, and their grids and arguments for each row count that occurred.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub(super) struct Segment {
     pub(crate) rows: Rows,
     /// For each kind of step in the order of their row counts; the first one begins at the fewest rows that occur.
     pub(crate) buckets: BTreeMap<StepKind, Vec<Bucket>>,
-    /// What crosses before and behind it, if it is the processor's.
+    /// What crosses before and after it, if it is the processor's.
     pub(crate) hand_over: Option<HandOver>,
     /// What the device does in its place in some steps, if it is the processor's.
     pub(crate) streamed: Option<Box<Streamed>>,
@@ -77,18 +77,18 @@ impl Segment {
         self.streamed.as_deref().filter(|streamed| streamed.is_for(shape.kind, shape.count(self.rows)))
     }
 
-    /// The bucket of a step; none where it has no rows for this segment.
+    /// The bucket of a step; none if it has no rows for this segment.
     pub(crate) fn bucket(&self, shape: StepShape) -> Option<&Bucket> {
         self.bucket_of(shape.kind, shape.count(self.rows))
     }
 
-    /// The bucket of so many rows in a step of this kind; none for no rows.
+    /// The bucket of this many rows in a step of this kind; none for no rows.
     fn bucket_of(&self, kind: StepKind, n: usize) -> Option<&Bucket> {
         let buckets = self.buckets.get(&kind).filter(|_| n > 0)?;
         buckets.get(bucket_index(buckets, n))
     }
 
-    /// Prepares the launches for so many rows in a step of this kind.
+    /// Prepares the launches for this many rows in a step of this kind.
     pub(crate) fn prepare(&mut self, kind: StepKind, n: usize, sites: &Sites) -> Result<(), PlanError> {
         if let Some(streamed) = self.streamed.as_mut().filter(|streamed| streamed.is_for(kind, n)) {
             return streamed.segment.prepare(kind, n, sites);
@@ -105,7 +105,7 @@ impl Segment {
         self.prepared_of(shape.kind, shape.count(self.rows))
     }
 
-    /// Those for so many rows in a step of this kind.
+    /// Those for this many rows in a step of this kind.
     pub(crate) fn prepared_of(
         &self,
         kind: StepKind,
@@ -164,7 +164,7 @@ impl PlannedLaunch {
         &self.kernel.kernel
     }
 
-    /// Works out grid and arguments for so many rows.
+    /// Works out grid and arguments for this many rows.
     pub(crate) fn prepare(
         &self,
         n: usize,
@@ -192,13 +192,13 @@ impl PlannedLaunch {
 }
 
 impl PreparedLaunch {
-    /// What a driver is told.
+    /// The launch for a driver.
     pub(crate) fn launch(&self) -> Launch<'_> {
         Launch { grid: self.grid, scratch_bytes: self.scratch_bytes, args: &self.args }
     }
 }
 
-/// The scalar arguments of a node for so many rows.
+/// The scalar arguments of a node for this many rows.
 pub(super) fn scalars(n: usize, own: &BTreeMap<String, u32>) -> BTreeMap<String, u64> {
     let own = own.iter().map(|(name, &value)| (name.clone(), value.into()));
     own.chain([("n_tokens".to_string(), n as u64)]).collect()

@@ -1,4 +1,4 @@
-//! Where nodes are computed: the device, and the processor beside it, each with its kernels and its memory.
+//! The places of a plan: the device and the processor, each with its kernels and its memory.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::workspace::Workspace;
 use crate::graph::placement::Place;
 use kernel::pipeline::Pipeline;
 
-/// A place, and what is there.
+/// A place and its contents.
 pub(super) struct Site {
     pub(crate) pipeline: Arc<Pipeline>,
     /// Where every tensor of the graph is that a node here uses; of the others, nothing.
@@ -19,7 +19,7 @@ pub(super) struct Site {
 /// All places of an executor.
 pub(super) struct Sites {
     pub(crate) device: Site,
-    /// None where the device computes everything.
+    /// None if the device computes everything.
     pub(crate) host: Option<Site>,
 }
 

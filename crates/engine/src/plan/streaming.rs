@@ -23,7 +23,8 @@ use crate::graph::{Graph, Node, StepLimits, StepShape, Storage};
 use kernel::step::StepKind;
 use model::checkpoint::Checkpoint;
 
-/// Steps of fewer rows leave experts to the processor, however slow it is: most experts would be copied for nobody.
+/// Steps of fewer rows leave experts to the processor, however slow it is: most experts would be copied without being
+/// used.
 pub(super) const LEAST_ROWS: usize = 16;
 
 /// Where on the device the processor's weights go.
@@ -35,7 +36,7 @@ pub(super) struct Slots {
 
 impl Slots {
     /// Places for the weights that only the processor uses: each of its segments has the place that the one before the
-    /// last had. None where no step brings any, or two segments share some.
+    /// last had. None if no step brings any, or two segments share some.
     pub(crate) fn new(graph: &Graph, checkpoint: &Checkpoint, options: &ExecutorOptions) -> Option<Self> {
         let least = match options.streaming {
             Streaming::Measured => LEAST_ROWS,
@@ -98,7 +99,7 @@ pub(super) struct Streamed {
     slot: usize,
     /// From main memory to the device.
     copies: Vec<(BufferView, BufferView)>,
-    /// In steps of so many rows or more.
+    /// In steps of this many rows or more.
     from_rows: usize,
 }
 
@@ -155,7 +156,7 @@ impl<'a> Ahead<'a> {
 /// Which steps bring experts to the device, and why.
 #[derive(Clone, Debug)]
 pub struct StreamPlan {
-    /// From so many rows on, steps that take in prompts; `None` is none.
+    /// From this many rows on, steps that take in prompts; `None` is none.
     pub from_rows: Option<usize>,
     /// Layers whose experts are in main memory.
     pub(crate) n_layers: usize,
@@ -163,13 +164,13 @@ pub struct StreamPlan {
     pub layer_bytes: usize,
     /// Whether the device copies them from where they are.
     pub is_pinned: bool,
-    /// How long that takes, and how long the processor takes for so many rows; `None` where nobody measured.
+    /// The time of the copies, and the processor's time for a number of rows; `None` if not measured.
     pub times: Option<(Duration, usize, Duration)>,
 }
 
 impl StreamPlan {
-    /// Seconds that experts take to come to the device in a step that takes in so many tokens; `None` where they do not
-    /// come, or nobody measured.
+    /// Seconds to copy the experts to the device in a step that reads this many prompt tokens; `None` if they are not
+    /// copied, or if this was not measured.
     pub fn copies_s(&self, n_rows: usize) -> Option<f64> {
         let (copy, ..) = self.times.filter(|_| self.from_rows.is_some_and(|from| from <= n_rows))?;
         Some(copy.as_secs_f64() * self.n_layers as f64)
@@ -322,7 +323,7 @@ fn first_as_long(copy: Duration, host: &[(usize, Duration)]) -> Option<usize> {
     Some(fewer + ((8.0 * part).ceil() as usize * (n_rows - fewer)).div_ceil(8))
 }
 
-/// How long the processor takes for a segment with so many rows, which go to all experts alike.
+/// How long the processor takes for a segment with this many rows, which go to all experts alike.
 fn host_time(segment: &mut Segment, n_rows: usize, sites: &Sites, graph: &Graph) -> Result<Duration, PlanError> {
     segment.prepare(StepKind::Mixed, n_rows, sites)?;
     let site = sites.of(Place::Host);

@@ -1,5 +1,4 @@
-//! The checkpoint's tensors where they are used, on the device or beside the processor: copied or used where they lie,
-//! or made there from a few numbers.
+//! The checkpoint's tensors in the place where they are used: copied, used from the mapped file, or generated there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Workspaces: memory of kernels in addition to the graph's tensors, from `[[workspace]]` of their templates.
 //!
-//! Launches run one after another, so they share it and all start from its beginning. What is to be zero before every
-//! launch lies apart from the rest: it is written with zeros once, and every kernel leaves it as it found it.
+//! Launches run one after another, so they share workspaces, and all start at the beginning of the memory. Memory that
+//! must be zero before every launch is separate: it is zeroed once, and every kernel leaves it zero.
 
 use std::collections::BTreeMap;
 
@@ -13,9 +13,9 @@ use kernel::template::launch::ArgSpec;
 /// Lengths of both kinds, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkspaceBytes {
-    /// What may hold anything.
+    /// Memory with undefined contents.
     pub(crate) open: usize,
-    /// What is zero between launches.
+    /// Memory that is zero between launches.
     pub(crate) zeroed: usize,
 }
 

@@ -32,7 +32,7 @@ const DIGEST_BYTES: usize = 32;
 /// What is before the name of a file that is not whole yet.
 pub(super) const NEW: &str = ".new-";
 
-/// What a file says of itself.
+/// A file's description of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(crate) identity: [u8; 32],
@@ -41,7 +41,7 @@ pub(super) struct Head {
     pub(crate) len_bytes: u64,
 }
 
-/// Why a file is not used.
+/// Reasons not to use a file.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Damage {
     #[error("it could not be read: {0}")]
@@ -119,7 +119,7 @@ impl Head {
     }
 }
 
-/// Bytes of a file with so many of keys and values.
+/// Bytes of a file with this many of keys and values.
 pub(super) fn file_bytes(len_bytes: u64) -> u64 {
     len_bytes.saturating_add((HEAD_BYTES + DIGEST_BYTES) as u64)
 }

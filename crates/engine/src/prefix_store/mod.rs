@@ -6,9 +6,9 @@
 //!                                               /<key of the prefix>.windows
 //! ```
 //!
-//! A file is found by the key of its prefix, which says every token up to there, and is used only where all of it is as
-//! it was written, by this user, of the same model. Files are read when the model is loaded, as far as free blocks go,
-//! and written while nobody asks. Beyond a size the files that were used longest ago go first.
+//! A file is found by the key of its prefix, which covers every token up to there. It is used only if it is whole, was
+//! written by this user, and belongs to the same model. Files are read when the model is loaded, as far as there are
+//! free blocks, and written when the engine is idle. Above a size limit the least recently used files are removed.
 
 mod file;
 
@@ -35,7 +35,7 @@ pub struct PrefixStore {
     total_bytes: u64,
     /// When a file of this model was used.
     used: HashMap<PathBuf, SystemTime>,
-    /// What is to be written; none where nobody has looked since something changed.
+    /// The parts to write; none if something changed since the last look.
     to_save: Option<VecDeque<(PrefixBlock, PrefixPart)>>,
     /// Whether writing failed: it is not tried again.
     has_failed: bool,
@@ -182,7 +182,7 @@ impl PrefixStore {
                 }
                 Ok(_) => {}
                 Err(damage) => {
-                    // What is behind it is only looked at, so that all that is wrong is named and written again.
+                    // What is after it is only looked at, so that all that is wrong is named and written again.
                     is_whole = false;
                     self.distrust(&path, &damage);
                     if part == PrefixPart::Block {
@@ -285,7 +285,7 @@ impl PrefixStore {
         }
     }
 
-    /// Removes files until there is room for so many bytes.
+    /// Removes files until there is room for this many bytes.
     fn make_room(&mut self, len_bytes: u64) {
         while self.total_bytes.saturating_add(len_bytes) > self.most_bytes {
             let Some(((_, path), len_bytes)) = self.files.pop_first() else { return };
@@ -303,7 +303,7 @@ impl PrefixStore {
         self.files.insert((when, path), len_bytes);
     }
 
-    /// Counts a file no more.
+    /// Removes a file from the counts.
     fn forget(&mut self, path: &Path) {
         let known = self.files.keys().find(|(_, known)| known == path).cloned();
         if let Some(len_bytes) = known.and_then(|known| self.files.remove(&known)) {

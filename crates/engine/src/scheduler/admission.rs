@@ -13,17 +13,17 @@ use super::sequence::Sequence;
 /// How often a sequence that waits for blocks is overtaken.
 const MAX_OVERTAKEN: usize = 16;
 
-/// How far behind the front of the queue somebody is looked for who fits.
+/// How far from the front of the queue to look for a request that fits.
 const LOOK_BEHIND: usize = 8;
 
-/// Who gets a slot next.
+/// Which request gets a slot next.
 enum Next {
     /// That one in the queue; so many of its blocks are there already.
     One {
         index: usize,
         n_found: usize,
     },
-    /// Somebody, if there were more blocks.
+    /// A request waits, but there are not enough blocks.
     NoBlocks,
     Nobody,
 }

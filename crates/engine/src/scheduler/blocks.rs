@@ -1,12 +1,12 @@
 //! Which slots hold which block of the cache.
 //!
-//! Blocks of the pool count the slots that hold them: all sequences with a common beginning hold its blocks, and none
-//! writes to them any more. A block without holders is free, or idle if it has a key. An idle block is found again by
-//! sequences with the same beginning, until it is the least recently used one when a block is needed.
+//! A block of the pool counts the slots that hold it: all sequences with a common beginning hold its blocks, and none
+//! of them writes to these any more. A block without holders is free, or idle if it has a key. A sequence with the
+//! same beginning can find an idle block again, until it is the least recently used one when a block is needed.
 //!
-//! A slot may lend and get blocks while a step is in flight that still writes to those that it had: everything a device
-//! does is in the order in which it was told, so the next owner's rows come later, and nobody reads what he has not
-//! written or found complete.
+//! A slot may give up and get blocks while a step is in flight that still writes to its old blocks. This is safe: a
+//! device works in order, so the next owner's rows come later, and no row reads a position that its own sequence did
+//! not write or find complete.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,15 +32,15 @@ struct Pool {
     table_blocks: usize,
     /// How many slots hold a block.
     holders: Vec<u32>,
-    /// Held by nobody, and without a key.
+    /// Blocks without holder and key.
     free: Vec<u32>,
-    /// Held by nobody, and found by their keys.
+    /// Blocks without holder, found by their keys.
     idle: Lru,
     names: Vec<Option<PrefixBlock>>,
     by_key: HashMap<PrefixKey, u32>,
     /// Blocks of each slot.
     held: Vec<usize>,
-    /// Entries of the table that changed since somebody asked.
+    /// Entries of the table that changed since the last call.
     changes: Vec<Range<usize>>,
     /// Keys under which nothing is found any more.
     evicted: Vec<PrefixKey>,
@@ -131,8 +131,8 @@ impl BlockTables {
         true
     }
 
-    /// Takes back what `slot` holds. Of what is found again by its key, the end will be given away first: without what
-    /// comes before it, it is of no use.
+    /// Takes back the blocks of `slot`. Of blocks with keys, those at the end are reused first: without the blocks
+    /// before them they are useless.
     pub(crate) fn release(&mut self, slot: usize) {
         let Some(pool) = &mut self.pool else { return };
         let first = slot * pool.table_blocks;
@@ -148,8 +148,8 @@ impl BlockTables {
         }
     }
 
-    /// From here on, whoever looks for the name finds the block that `slot` holds in its place, which is complete. If
-    /// another block has the name already, that one stays.
+    /// From here on, a search for the name finds this complete block of `slot`. If another block has the name already,
+    /// that one stays.
     pub(crate) fn keep(&mut self, slot: usize, name: PrefixBlock) {
         let Some(pool) = &mut self.pool else { return };
         let block = self.tables[pool.group][slot * pool.table_blocks + name.index];
@@ -158,7 +158,7 @@ impl BlockTables {
         }
     }
 
-    /// What blocks that nobody holds are found by, that which was used longest ago first.
+    /// The names of idle blocks, the least recently used first.
     pub(crate) fn idle(&self) -> impl Iterator<Item = PrefixBlock> {
         let pool = self.pool.as_ref();
         pool.into_iter().flat_map(|pool| pool.idle.iter().filter_map(|block| pool.names[block as usize]))
@@ -179,7 +179,7 @@ impl BlockTables {
         Some((pool.group, block as usize))
     }
 
-    /// Blocks that hold nothing.
+    /// Free blocks.
     pub(crate) fn n_free(&self) -> usize {
         self.pool.as_ref().map_or(0, |pool| pool.free.len())
     }
@@ -197,7 +197,7 @@ impl BlockTables {
         self.pool.as_ref().is_some_and(|pool| pool.by_key.contains_key(key))
     }
 
-    /// How many of these keys belong to blocks that nobody holds.
+    /// How many of these keys belong to idle blocks.
     pub(crate) fn n_idle(&self, keys: &[PrefixKey]) -> usize {
         let Some(pool) = &self.pool else { return 0 };
         keys.iter().filter(|key| pool.by_key.get(key).is_some_and(|&block| pool.holders[block as usize] == 0)).count()

@@ -1,10 +1,10 @@
 //! Speculation: drafts of the next tokens, from earlier text.
 //!
-//! Where the last three tokens of a sequence, or else the last two, stood before, the tokens that followed them are
-//! expected to follow again. A step can have rows for them beside the row that it has anyway, and where the token that
-//! a row gives is the one that the next row was made with, that row's token counts too. It is the one that a step of
-//! its own would have given, as far as a row does not depend on those beside it: drafts decide how many steps there
-//! are, and never what they give.
+//! If the last three tokens of a sequence, or else the last two, occurred before, the tokens that followed them are
+//! expected to follow again. A step can have rows for the expected tokens beside the sequence's own row. If the token
+//! that a row gives is the token of the next row, the next row's token counts too. It is the token that a separate
+//! step would have given, as far as a row does not depend on its neighbours. So drafts change the number of steps, not
+//! the tokens.
 //!
 //! Expected tokens are compared with actual ones even without rows for them, so a text that does not repeat costs only
 //! this comparison.
@@ -19,7 +19,7 @@ use kernel::template::Precision;
 pub struct DraftOptions {
     /// Draft rows of a sequence in a step, at most.
     pub max_rows: usize,
-    /// While more sequences than this run, nobody drafts: their rows fill the steps as they are.
+    /// While more sequences than this run, none drafts: their rows fill the steps anyway.
     pub max_sequences: usize,
     /// A draft gets a row if it is right with at least this probability, by how often this sequence's were so far.
     pub min_probability: f32,
@@ -29,14 +29,14 @@ impl DraftOptions {
     /// So cautious that few drafts are wrong: a wrong one costs time on every device.
     pub const USUAL: Self = Self { max_rows: 8, max_sequences: 4, min_probability: 0.6 };
 
-    /// [`Self::USUAL`] where drafts gain and cost nothing: on cores, and on a GPU in bf16. One H100, gpt-oss-20b: a
-    /// text that repeats went from 574 to 1,445 tok/s, four at a time from 1,153 to 1,456, others stayed. In f32, whose
-    /// rows share no matrix unit, four texts went from 1,610 to 848 tok/s (four layers).
+    /// [`Self::USUAL`] where drafts gain time and change nothing: on cores, and on a GPU in bf16. One H100,
+    /// gpt-oss-20b: a text that repeats went from 574 to 1,445 tok/s, four at a time from 1,153 to 1,456, others
+    /// stayed. In f32, whose rows share no matrix unit, four texts went from 1,610 to 848 tok/s (four layers).
     pub fn usual_on(target: &Target, precision: Precision) -> Option<Self> {
         (!target.is_gpu() || precision == Precision::Bf16).then_some(Self::USUAL)
     }
 
-    /// Draft rows of a step of so many sequences, at most.
+    /// Draft rows of a step of this many sequences, at most.
     pub(crate) fn most_rows(&self, n_slots: usize) -> usize {
         self.max_rows * self.max_sequences.min(n_slots)
     }
@@ -45,7 +45,7 @@ impl DraftOptions {
 /// How much of what is known of a sequence's drafts the last one makes up.
 const NEWEST: f32 = 1.0 / 8.0;
 
-/// What came before in a sequence, and what it lets expect.
+/// A sequence's earlier tokens, and the tokens that they predict.
 #[derive(Debug, Default)]
 pub(super) struct Drafts {
     /// The place of the token that followed these three last.
@@ -54,13 +54,13 @@ pub(super) struct Drafts {
     n_seen: usize,
     /// The place of the token that is expected to come next again.
     expected: Option<usize>,
-    /// How probably what is expected comes, by what came lately.
+    /// The probability that an expected token comes, by recent results.
     probability: f32,
 }
 
 impl Drafts {
-    /// Takes note of the tokens that came since this was told last. Those of the prompt, the first `n_prompt`, say
-    /// nothing of how often drafts are right.
+    /// Records the tokens that came since the last call. Those of the prompt, the first `n_prompt`, say nothing about
+    /// how often drafts are right.
     pub(crate) fn follow(&mut self, tokens: &[u32], n_prompt: usize) {
         for place in self.n_seen..tokens.len() {
             if let Some(expected) = self.expected.filter(|_| place >= n_prompt) {

@@ -1,4 +1,4 @@
-//! The contents of the prefix cache, for code that stores them elsewhere and brings them back.
+//! Gives the prefix cache's contents to code that stores them elsewhere, and takes them back.
 
 use super::Scheduler;
 use super::prefix::{BlockRange, PrefixBlock};
@@ -14,12 +14,12 @@ pub(crate) enum PrefixPart {
 }
 
 impl Scheduler {
-    /// Prefixes whose last block is found and held by nobody, the one that was used longest ago first.
+    /// Prefixes whose last block is idle, the least recently used first.
     pub(crate) fn kept(&self) -> Vec<PrefixBlock> {
         if self.keeps_prefixes { self.tables.idle().collect() } else { Vec::new() }
     }
 
-    /// Whether a sequence begins behind a prefix only where its windows are there, too.
+    /// Whether a sequence begins after a prefix only where its windows are there, too.
     pub(crate) fn needs_windows(&self) -> bool {
         !self.snapshots.ranges(0, 0).is_empty()
     }
@@ -59,7 +59,7 @@ impl Scheduler {
         self.snapshots.used(&name.key);
     }
 
-    /// The copies that were to be made before the next step, for whoever makes them now.
+    /// The copies that were due before the next step, for a caller that makes them now.
     pub(crate) fn take_copies(&mut self) -> Vec<BlockCopy> {
         std::mem::take(&mut self.copies)
     }

@@ -1,8 +1,8 @@
-//! What a scheduler is doing, in numbers.
+//! A scheduler's state in numbers, for metrics.
 
 use serde::{Deserialize, Serialize};
 
-/// For whoever watches, and for tests.
+/// For metrics, and for tests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Figures {
     /// Sequences that have a slot.
@@ -11,7 +11,7 @@ pub struct Figures {
     pub waiting: usize,
     /// Blocks of the pool that sequences hold.
     pub blocks_held: usize,
-    /// Blocks that nobody holds and that the next sequence which begins alike will find. The rest is free.
+    /// Idle blocks, which the next sequence with the same beginning will find. The rest is free.
     pub blocks_cached: usize,
     /// All blocks of the pool.
     pub blocks: usize,
@@ -19,10 +19,10 @@ pub struct Figures {
     pub preemptions: u64,
     /// Tokens of the prompts that were looked up in the prefix cache so far.
     pub(crate) prefix_query_tokens: u64,
-    /// Those of them that were there.
+    /// Of these, tokens found in the cache.
     pub prefix_hit_tokens: u64,
     /// Tokens that steps had draft rows for so far.
     pub drafted_tokens: u64,
-    /// Those of them that were what came.
+    /// Of these, drafts that were right.
     pub accepted_tokens: u64,
 }

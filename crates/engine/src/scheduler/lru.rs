@@ -1,4 +1,4 @@
-//! What was used longest ago.
+//! A list in the order of last use.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,7 +15,7 @@ impl Lru {
         self.by_turn.len()
     }
 
-    /// Puts a number behind all others, from wherever it was.
+    /// Puts a number after all others, from wherever it was.
     pub(crate) fn push(&mut self, number: u32) {
         self.remove(number);
         self.by_turn.insert(self.next_turn, number);

@@ -1,18 +1,18 @@
 //! Continuous batching over slots: which rows go into the next step.
 //!
-//! A sequence waits until a slot is free and there are cache blocks for its tokens, then its prompt runs in chunks and
-//! its tokens one by one; when it ends, the next one takes its slot in the same step. A step holds one row of every
-//! sequence that is generating, and rows of prompts (`rows`). Blocks are handed out as sequences grow; when there are
-//! none left, the youngest sequence gives its own back and is computed again later (`admission`). What sequences begin
-//! with alike is computed once (`prefix`, `blocks`). Nothing here computes or knows a device.
+//! A sequence waits until a slot is free and there are cache blocks for its tokens. Then its prompt runs in chunks and
+//! its tokens one by one; when it ends, the next sequence takes its slot in the same step. A step has one row of every
+//! generating sequence, and rows of prompts (`rows`). Blocks are given out as sequences grow; if none are left, the
+//! youngest sequence gives up its blocks and is computed again later (`admission`). Common beginnings of sequences are
+//! computed once (`prefix`, `blocks`). The scheduler computes nothing and knows no device.
 //!
-//! While few sequences run, a step may have rows for tokens that are expected to come (`drafts`), so that it gives
-//! several tokens of a sequence where they do.
+//! While few sequences run, a step may have rows for expected tokens (`drafts`). If these are right, the step gives
+//! several tokens of a sequence.
 //!
-//! The next step may be made before the tokens of the last one are known: its rows then say which of these they take. A
-//! sequence that turns out to have ended has one row too many in it, which nobody is told of. One with drafts on their
-//! way has no row, since nobody knows how far it will be, and one that has something to draft has none until its last
-//! token is known.
+//! The next step may be made before the tokens of the last one are known: its rows then say which of these tokens they
+//! take. If a sequence turns out to have ended, its row in the next step was superfluous, and its token is dropped. A
+//! sequence with drafts in flight has no row, because it is unknown how far it will be. A sequence that could draft
+//! has none until its last token is known.
 
 mod admission;
 mod blocks;
@@ -164,7 +164,7 @@ impl Scheduler {
 
     /// Admits what fits and chooses the rows of the next step; their positions count as forwarded from here on. If it
     /// has no rows, there is nothing to run. `n_allowed` says how many of a request's drafts may come, one after the
-    /// other, behind all of its tokens that were told; the others get no rows.
+    /// other, after all of its tokens that were told; the others get no rows.
     pub(crate) fn next_step(&mut self, mut n_allowed: impl FnMut(RequestId, &[u32]) -> usize) -> Step {
         self.make_room();
         self.admit();
@@ -179,8 +179,8 @@ impl Scheduler {
         step
     }
 
-    /// Takes the tokens that the step's logit rows gave, in their order, and says what happened. Steps are told in the
-    /// order in which they were made; the one after `step` may have been made already, no other.
+    /// Takes the tokens of the step's logit rows, in their order, and returns the events. Steps are reported in the
+    /// order in which they were made; only the one after `step` may have been made already.
     pub(crate) fn advance(&mut self, step: &Step, tokens: &[u32]) -> Vec<Event> {
         assert_eq!(step.logit_rows.len(), tokens.len(), "one token for each logit row");
         let (mut events, mut n_before) = (Vec::new(), 0);
@@ -251,8 +251,8 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what was kept for sequences that begin alike: somebody else wrote to the cache, or a step failed. What
-    /// the running sequences compute is not kept either.
+    /// Forgets the prefix cache, because the cache was overwritten or a step failed. Results of the running sequences
+    /// are not kept either.
     pub(crate) fn forget_prefixes(&mut self) {
         self.tables.forget_keys();
         self.snapshots.forget();
@@ -285,9 +285,8 @@ impl Scheduler {
         of(0).or_else(|| of(self.n_foreground()))
     }
 
-    /// Tells the prefix cache of the blocks of a slot that are complete and whose tokens are known. What is launched
-    /// after this may read them: the rows that write them are in a step that was launched, or is next and admits nobody
-    /// any more.
+    /// Adds the complete blocks of a slot, whose tokens are known, to the prefix cache. Later launches may read them:
+    /// the rows that write them are in a step that was launched, or that is next and admits no more requests.
     fn keep_prefix(&mut self, slot: usize) {
         if !self.keeps_prefixes {
             return;

@@ -1,14 +1,14 @@
 //! The prefix cache: skips computing the beginning of a sequence if another one began with the same tokens.
 //!
-//! A prefix ends where a block ends, and its key says everything that led to the block's contents: the salt and all
-//! tokens up to there. For the layers that see everything, the blocks themselves are found by their keys
-//! ([`super::blocks`]). Layers with a window keep the last positions of a slot in a ring, which the next sequence takes
-//! over: of these, copies are kept, the snapshots. So a sequence may begin behind a block if that and all before it are
-//! there, and a snapshot for its key, where there are windows.
+//! A prefix ends at the end of a block. Its key covers everything that determines the block's contents: the salt and
+//! all tokens up to there. For layers with full attention the blocks themselves are found by their keys
+//! ([`super::blocks`]). Window layers keep only the last positions of a slot, in a ring that the next sequence takes
+//! over; so copies of rings are kept, the snapshots. A sequence may begin after a block if that block and all before
+//! it are there, and, for models with windows, a snapshot with its key.
 //!
-//! Snapshots are made at block boundaries alone: then all that they need are whole blocks, nobody ever writes to a
-//! block that another holds too, and what a sequence computes again for it are at most 63 tokens, in the step which
-//! takes in what is new of it anyway.
+//! Snapshots are made only at block boundaries. Then they need only whole blocks, no sequence ever writes to a block
+//! that another one holds, and a sequence computes at most 63 tokens again, in the step that reads its new tokens
+//! anyway.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,7 @@ use super::lru::Lru;
 use super::step::BlockCopy;
 use crate::graph::kv_cache::{BLOCK_TOKENS, KvLayout};
 
-/// The name of a prefix. Nobody finds two prefixes with the same one: it is a digest.
+/// The name of a prefix: a digest, so no two prefixes with the same name can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct PrefixKey(pub(crate) [u8; 32]);
 
@@ -94,7 +94,7 @@ impl Snapshots {
         }
     }
 
-    /// Whether a sequence may begin behind the block of this key, as far as rings go.
+    /// Whether a sequence may begin after the block of this key, as far as rings go.
     pub(crate) fn has(&self, key: &PrefixKey) -> bool {
         self.rings.is_empty() || self.by_key.contains_key(key)
     }
@@ -148,10 +148,9 @@ impl Snapshots {
         }
     }
 
-    /// The copies that keep what the rings of `slot` were at `position`, where the block of `key` ends, if nobody has
-    /// kept that, and if they still hold all of it. `newest` is the last position that was written to them: without
-    /// drafts it is in the block before or behind `position`, and they do.
-    /// Whether they did.
+    /// Plans the copies that keep the rings of `slot` as they were at `position`, where the block of `key` ends, unless
+    /// they are kept already or the rings no longer hold all of it. `newest` is the last position written to them;
+    /// without drafts it is in the block before or after `position`, and the rings hold all. Returns whether they do.
     pub(crate) fn keep(
         &mut self,
         key: PrefixKey,

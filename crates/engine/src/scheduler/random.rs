@@ -1,4 +1,4 @@
-//! The random numbers of a request.
+//! The random numbers of one request.
 
 /// The seeds' random numbers: xorshift64*, <https://en.wikipedia.org/wiki/Xorshift#xorshift*>.
 #[derive(Clone, Copy, Debug)]

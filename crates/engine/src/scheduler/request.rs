@@ -18,7 +18,7 @@ pub struct Request {
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
-    /// How tokens are chosen.
+    /// Sampling.
     pub sampling: Sampling,
     /// Changes of logits before sampling.
     pub changes: LogitChanges,

@@ -1,8 +1,9 @@
 //! How the rows of a step are shared.
 //!
-//! Every generating sequence has one, and some for drafts. Half of the rest goes to the prompt that came first, so that
-//! a long one gets through; the other half to those that are nearest to their ends, so that none waits for a long one.
-//! Prompts of the same length follow each other. Prompts in the background have what the others leave.
+//! Every generating sequence has one row, and some have rows for drafts. Half of the remaining rows go to the prompt
+//! that came first, so that a long prompt makes progress; the other half goes to the prompts that are nearest to their
+//! ends, so that short ones need not wait for it. Prompts of the same length follow each other. Background prompts get
+//! what is left.
 
 use super::Scheduler;
 use super::request::RequestId;
@@ -39,8 +40,8 @@ impl Scheduler {
         self.figures.drafted_tokens += drafts.len() as u64;
     }
 
-    /// What is expected of a slot behind its next row, as far as the step and the slot's blocks have room for it: half
-    /// of what the slots leave of a step is for prompts, and a block is taken only if nobody will need it sooner.
+    /// Expected tokens for the rows after a slot's next one, as far as the step and the slot's blocks have room: half
+    /// of a step's free rows is for prompts, and a block is taken only if no sequence will need it sooner.
     fn drafts_of(&mut self, slot: usize, step: &Step, n_allowed: NAllowed<'_>) -> Vec<u32> {
         let Some(options) = self.options.drafts else { return Vec::new() };
         let n_running = self.slots.iter().flatten().count();

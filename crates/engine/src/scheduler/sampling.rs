@@ -1,7 +1,7 @@
-//! Sampling fields: their values and ranges, how they are sent, and how equal ones are recognised.
+//! Sampling fields: their values and ranges, how they are sent, and when two are equal.
 //!
-//! Everyone who takes requests reads them through [`SamplingWishes::fields`]. A new field is written here, where the
-//! device takes it (`engine`, `graph`), and as a flag (`cli`).
+//! All readers of requests use [`SamplingWishes::fields`]. A new field is added here, where the device takes it
+//! (`extras`, `graph`), and as a flag in `src/run`.
 
 use std::ops::RangeInclusive;
 
@@ -35,7 +35,7 @@ impl Sampling {
     /// As OpenAI advises for its models (<https://github.com/openai/gpt-oss>, "Recommended Sampling Parameters").
     pub const ADVISED: Self = Self { temperature: 1.0, top_p: 1.0, ..Self::GREEDY };
 
-    /// Everything that tokens depend on, as text: equal for settings that choose alike. Greedy settings omit what
+    /// Everything that tokens depend on, as text: equal for settings with the same choices. Greedy settings omit what
     /// greedy choices ignore. Digests of recorded answers use it, so a new field must add to it only when it has an
     /// effect.
     pub fn identity(&self) -> String {
@@ -97,7 +97,7 @@ impl SamplingWishes {
         ]
     }
 
-    /// The seed that is asked for, if one is.
+    /// The requested seed, if any.
     pub fn named_seed(&self) -> Option<u64> {
         self.seed.filter(|seed| *seed != -1).map(i64::cast_unsigned)
     }

@@ -1,4 +1,4 @@
-//! A request on its way.
+//! A running request.
 
 use super::Sampling;
 use super::drafts::Drafts;
@@ -19,16 +19,16 @@ pub(super) struct Sequence {
     pub(crate) n_forwarded: usize,
     /// Positions of its slot that were written to, those of drafts that were wrong included.
     pub(crate) n_written: usize,
-    /// Positions whose rows tell how probable the token behind them is, in steps so far; 0 if nobody asks.
+    /// Positions whose rows give the log-probability of the token after them, in steps so far; 0 unless requested.
     pub(crate) n_scored: usize,
     /// Tokens that steps so far generate, known or not.
     pub(crate) n_generated: usize,
-    /// Whether they are told. One that asks for the prompt alone generates one that nobody hears of.
+    /// Whether tokens are reported. A request for the prompt alone generates one token that is not.
     pub(crate) tells_tokens: bool,
     /// Its last logit row in the step that had it last.
     logit_row: u32,
     random: XorShift,
-    /// What is expected of it.
+    /// Its expected tokens.
     pub(crate) drafts: Drafts,
     /// Whether a step has, and its tokens are not known.
     is_drafted: bool,
@@ -125,12 +125,12 @@ impl Sequence {
         self.tokens.get(self.n_forwarded).map_or(sampled, |&token| RowToken::Id(token))
     }
 
-    /// Whether it has positions left whose rows tell how probable the token behind them is.
+    /// Whether it has positions left whose rows tell how probable the token after them is.
     pub(crate) fn is_scored(&self) -> bool {
         self.request.prompt_logprobs.is_some() && self.n_scored + 1 < self.n_prompt
     }
 
-    /// The row that the step gets next tells how probable the token behind it is, if that is asked for and was not
+    /// The row that the step gets next tells how probable the token after it is, if that is asked for and was not
     /// told.
     pub(crate) fn add_scored_row(&mut self, slot: usize, position: usize, step: &mut Step) {
         if self.is_scored() && position == self.n_scored {
@@ -157,7 +157,7 @@ impl Sequence {
         step.logit_rows.push(LogitRow { row, sampling, coin, given: None, slot, request });
     }
 
-    /// Rows of drafts behind its row. Their tokens are drawn by the random numbers that are next, which are used up
+    /// Rows of drafts after its row. Their tokens are drawn by the random numbers that are next, which are used up
     /// when these tokens come.
     pub(crate) fn add_draft_rows(&mut self, slot: usize, drafts: &[u32], step: &mut Step) {
         let random = self.random;
@@ -221,7 +221,7 @@ impl Sequence {
         PrefixBlock { key: self.keys[index], before, index }
     }
 
-    /// Goes back to the queue: everything in its cache is to be computed again, nothing that was told is taken back.
+    /// Goes back to the queue: everything in its cache will be computed again, and no reported token is taken back.
     pub(crate) fn start_over(&mut self) {
         (self.n_forwarded, self.n_written, self.n_kept, self.last_snapshot) = (0, 0, 0, 0);
         (self.is_preempted, self.is_kept) = (true, true);

@@ -17,7 +17,7 @@ pub struct Row {
     pub(crate) token: RowToken,
 }
 
-/// The token of a row, as far as it is known when the step is made.
+/// The token of a row, or where it comes from if it is not known yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowToken {
     Id(u32),
@@ -43,7 +43,7 @@ pub struct LogitRow {
     pub(crate) sampling: Sampling,
     /// Decides the draw, in [0, 1); 0 where nothing is drawn.
     pub(crate) coin: f32,
-    /// The token of a prompt that stands behind the row, where no other is wanted but how probable this one is.
+    /// The token of a prompt that follows the row, where no other is wanted but how probable this one is.
     pub(crate) given: Option<u32>,
     pub(super) slot: usize,
     pub(super) request: RequestId,
@@ -79,7 +79,7 @@ pub struct Step {
 }
 
 impl Step {
-    /// What decides its launches.
+    /// The shape, which decides its launches.
     pub(crate) fn shape(&self) -> StepShape {
         let mut slots = BTreeSet::new();
         let is_alone = |row: &Row| slots.insert(row.slot);
@@ -92,7 +92,7 @@ impl Step {
         self.logit_rows.iter().all(|row| row.sampling.temperature == 0.0)
     }
 
-    /// Rows that were made with drafts: those behind the first that gives a token of a request.
+    /// Rows that were made with drafts: those after the first that gives a token of a request.
     pub(crate) fn n_drafts(&self) -> usize {
         let is_draft = |pair: &&[LogitRow]| pair[0].request == pair[1].request && pair[0].given.is_none();
         self.logit_rows.windows(2).filter(is_draft).count()

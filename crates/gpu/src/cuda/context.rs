@@ -1,4 +1,4 @@
-//! A device's primary context: what the driver makes current on a thread before anything can be done on the device.
+//! A device's primary context, which a thread must make current before it uses the device.
 
 use std::ffi::c_int;
 use std::ptr;

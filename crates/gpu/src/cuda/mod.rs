@@ -1,8 +1,8 @@
-//! The `cuda` device: an NVIDIA GPU through the CUDA driver, which is opened when it is asked for.
+//! The `cuda` device: an NVIDIA GPU through the CUDA driver, which is opened on demand.
 //!
-//! As [`crate::hip`], above `cuda-driver-sys`: [`devices`] finds devices, `context` is what a thread enters to use one,
-//! `calls` is the driver as [`crate::runtime`] calls it. What an object says of itself is held against its contract
-//! before it is loaded.
+//! Like [`crate::hip`], it is the layer above `cuda-driver-sys`: [`devices`] finds devices, `context` makes a device
+//! current on a thread, and `calls` are the driver's functions for [`crate::runtime`]. An object's own description is
+//! compared with its contract before it is loaded.
 
 mod calls;
 mod context;
@@ -33,7 +33,7 @@ const EARLY_IN_GRAPHS: (u32, u32) = (12, 3);
 pub struct CudaChip {
     facts: DeviceFacts,
     context: Arc<Context>,
-    /// Opened when somebody asks.
+    /// Opened on demand.
     meter: OnceLock<Option<PowerMeter>>,
 }
 
@@ -74,7 +74,7 @@ impl Chip for CudaChip {
         let open = || {
             let address = devices::pci_address(&self.context)?.to_string();
             PowerMeter::open(None, &address).unwrap_or_else(|error| {
-                tracing::debug!("nobody says how much power {} takes: {error}", self.facts.device);
+                tracing::debug!("the power that {} draws is unknown: {error}", self.facts.device);
                 None
             })
         };

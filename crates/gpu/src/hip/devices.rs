@@ -31,9 +31,9 @@ static STARTED: AtomicBool = AtomicBool::new(false);
 /// Variables that have AMD's runtime load a profiler, which writes what it saw when the process ends.
 const TOOLS: [&str; 2] = ["HSA_TOOLS_LIB", "ROCP_TOOL_LIBRARIES"];
 
-/// Ends a process in which a runtime was started, if any was, without the end of the runtime's libraries: that of ROCr
-/// 7.2 finds fault with a signal that it lost itself (`Resource leak detected by SharedSignalPool`), also in a program
-/// that does nothing but `hipMemset`. All that is to be written has to be.
+/// Ends the process without running the exit code of the runtime's libraries: ROCr 7.2's complains about a signal that
+/// it lost itself (`Resource leak detected by SharedSignalPool`), even in a program that only calls `hipMemset`. All
+/// output must be written before.
 pub fn end_process(code: u8) {
     if STARTED.load(Ordering::Relaxed) && TOOLS.iter().all(|tool| env::var_os(tool).is_none()) {
         // SAFETY: takes any number; nothing of this process is used after it.
@@ -53,7 +53,7 @@ pub fn mapped_file(path: &Path) -> Option<PathBuf> {
     mapped.find(is_it).map(Path::to_owned)
 }
 
-/// A HIP runtime that was opened, of which nothing was called yet: starting one can end the process.
+/// An opened HIP runtime without any call yet: starting one can end the process.
 #[derive(Clone, Debug)]
 pub struct HipLibrary {
     hip: Arc<Hip>,
@@ -76,7 +76,7 @@ impl HipLibrary {
         mapped_file(self.hip.path())
     }
 
-    /// What it was opened as.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         self.hip.path()
     }
@@ -107,8 +107,8 @@ impl HipLibrary {
 impl HipRuntime {
     /// Opens and initialises the runtime. A runtime that finds no device is opened all the same.
     ///
-    /// - `explicit`: the library, or a folder that holds it; then no other is tried
-    /// - `rocm_path`: where ROCm is installed, if somebody said so
+    /// - `explicit`: the library, or a folder with it; then no other is tried
+    /// - `rocm_path`: where ROCm is installed, if given
     ///
     /// # Errors
     /// [`GpuError::NoRuntime`] or [`GpuError::Unusable`], or [`GpuError::Call`] when it does not start.

@@ -1,7 +1,7 @@
-//! The `hip` device: an AMD GPU through the HIP runtime, which is opened when it is asked for.
+//! The `hip` device: an AMD GPU through the HIP runtime, which is opened on demand.
 //!
-//! The last of three layers, above the functions and their check in `hip-runtime-sys`. [`devices`] finds devices,
-//! `calls` is HIP as [`crate::runtime`] calls it, and what is said of an object before it is loaded is here.
+//! The last of three layers, above `hip-runtime-sys`' functions and status check. [`devices`] finds devices, and
+//! `calls` are HIP's functions for [`crate::runtime`]. An object's description is checked here before it is loaded.
 
 mod calls;
 mod devices;
@@ -21,7 +21,7 @@ pub use devices::{HipLibrary, HipRuntime, end_process, mapped_file};
 /// An AMD GPU.
 pub type HipDriver = Gpu<HipChip>;
 
-/// What is known of an AMD GPU.
+/// The facts about an AMD GPU.
 pub struct HipChip {
     facts: DeviceFacts,
     pci: Option<PciAddress>,

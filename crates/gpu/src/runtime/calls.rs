@@ -1,4 +1,4 @@
-//! What HIP and the CUDA driver have in common, by HIP's words: the calls that owners of memory, events, modules and
+//! What HIP and the CUDA driver have in common, in HIP's terms: the calls that owners of memory, events, modules and
 //! graphs make.
 
 use std::ffi::{CStr, c_int, c_void};
@@ -8,10 +8,10 @@ use vendor_library::CallError;
 /// Opaque pointers of the runtime: a stream, an event, a module, a function, a graph.
 pub(crate) type Handle = *mut c_void;
 
-/// What a call answers.
+/// The result of a call.
 pub(crate) type Called<T = ()> = Result<T, CallError>;
 
-/// Statuses that are told apart; both runtimes have the same numbers.
+/// Statuses that are distinguished; both runtimes have the same numbers.
 pub(crate) mod status {
     use std::ffi::c_int;
 
@@ -53,7 +53,7 @@ pub(crate) trait Calls: Send + Sync {
     /// Pinned memory of this process.
     fn allocate_pinned(&self, len_bytes: usize) -> Called<*mut c_void>;
     unsafe fn free_pinned(&self, pointer: *mut c_void) -> Called;
-    /// Pins memory of this process that somebody allocated.
+    /// Pins existing memory of this process.
     unsafe fn register(&self, pointer: *mut c_void, len_bytes: usize) -> Called;
     unsafe fn unregister(&self, pointer: *mut c_void) -> Called;
     unsafe fn copy_to_device(&self, to: u64, from: *const c_void, len_bytes: usize, stream: Handle) -> Called;
@@ -73,7 +73,7 @@ pub(crate) trait Calls: Send + Sync {
     /// Memory of the device, which has no address yet.
     fn create_memory(&self, len_bytes: usize) -> Called<u64>;
     unsafe fn release_memory(&self, memory: u64) -> Called;
-    /// Addresses that are nobody's, the same for all devices of the process.
+    /// Reserves unused addresses, the same for all devices of the process.
     fn reserve_addresses(&self, len_bytes: usize) -> Called<u64>;
     unsafe fn free_addresses(&self, address: u64, len_bytes: usize) -> Called;
     unsafe fn map(&self, address: u64, len_bytes: usize, memory: u64) -> Called;

@@ -1,4 +1,4 @@
-//! One device, as its owner: what every other owner of this folder holds on to.
+//! The owner of one device; all other owners in this folder keep it alive.
 
 use std::ptr;
 use std::sync::OnceLock;
@@ -53,8 +53,8 @@ impl Device {
         Ok(*self.copies.get_or_init(|| stream))
     }
 
-    /// The calls, with this device as the calling thread's current one: runtimes keep that per thread, and whoever
-    /// calls may be on one that was never here, or was at another device since.
+    /// The calls, with this device as the calling thread's current one. Runtimes keep the current device per thread,
+    /// and the calling thread may be new or have used another device since.
     pub(crate) fn enter(&self) -> Result<&dyn Calls, GpuError> {
         self.check("use the device", self.calls.enter())?;
         Ok(&*self.calls)
@@ -87,14 +87,14 @@ impl Device {
         }
     }
 
-    /// Waits for everything on the stream. What a kernel did wrong is told here.
+    /// Waits for everything on the stream, and returns a kernel's error.
     pub(crate) fn synchronize(&self) -> Result<(), GpuError> {
         // SAFETY: the stream is alive as long as this is.
         self.call("finish what was launched", |calls| unsafe { calls.synchronize_stream(self.stream) })
     }
 
-    /// Gives something back by `free`, for `drop`: a failure is a warning, unless something failed before. What a
-    /// kernel did wrong is told by every call from then on.
+    /// Gives something back by `free`, for `drop`. A failure is a warning, unless something failed before: after a
+    /// kernel's error, every call fails.
     pub(crate) fn release(&self, what: &'static str, free: impl FnOnce(&dyn Calls) -> Called) {
         let released = self.calls.enter().and_then(|()| free(&*self.calls));
         if let Err(error) = released

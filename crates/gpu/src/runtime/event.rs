@@ -1,4 +1,4 @@
-//! Marks on a stream: when everything before them was done.
+//! Events on a stream: the time when everything before them was done.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,12 +22,12 @@ impl Event {
         Ok(Self { device: Arc::clone(device), event })
     }
 
-    /// Puts the mark behind everything on the stream.
+    /// Puts the mark after everything on the stream.
     pub(crate) fn record(&self) -> Result<(), GpuError> {
         self.record_on(self.device.stream)
     }
 
-    /// Puts the mark behind everything on one of the device's streams.
+    /// Puts the mark after everything on one of the device's streams.
     pub(crate) fn record_on(&self, stream: Handle) -> Result<(), GpuError> {
         // SAFETY: event and stream are alive.
         self.device.call("record an event", |calls| unsafe { calls.record_event(self.event, stream) })

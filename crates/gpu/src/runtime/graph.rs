@@ -23,8 +23,8 @@ unsafe impl Send for Executable {}
 unsafe impl Sync for Executable {}
 
 impl Executable {
-    /// Captures what `launch` puts on the stream, which the caller keeps everybody else off; none where the runtime
-    /// has no graphs.
+    /// Captures what `launch` puts on the stream, which no other thread may use meanwhile; none if the runtime has no
+    /// graphs.
     pub(crate) fn capture(
         device: &Arc<Device>,
         launch: impl FnOnce() -> Result<Recorded, GpuError>,

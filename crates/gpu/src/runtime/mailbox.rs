@@ -1,4 +1,4 @@
-//! Pinned memory that the device copies to while this process does something else.
+//! Pinned memory that the device copies to while this process continues.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ impl Inbox {
         if len_bytes > 0 {
             let to = self.pinned.at(0);
             // SAFETY: both sides are long enough, as was checked here and by the caller; nobody looks at the pinned
-            // memory before `wait` has waited for the event behind the copy, and dropping it waits for the stream.
+            // memory before `wait` has waited for the event after the copy, and dropping it waits for the stream.
             self.device.call("copy from the device", |calls| unsafe {
                 calls.copy_from_device(to, address, len_bytes, self.device.stream)
             })?;

@@ -48,8 +48,8 @@ impl Drop for Allocation {
     }
 }
 
-/// Pinned memory of this process: copies between it and the device need nobody's help. Where no more can be pinned, any
-/// does: the runtime copies out of it before the call returns, and into it by way of memory of its own.
+/// Pinned memory of this process: the device copies to and from it by itself. If no more can be pinned, ordinary memory
+/// is used: the runtime copies from it before the call returns, and to it through its own memory.
 pub(super) struct Pinned {
     device: Arc<Device>,
     pointer: *mut c_void,
@@ -69,7 +69,7 @@ impl Pinned {
         Self::if_possible(device, len_bytes)?.map_or_else(|| Self::unpinned(device, len_bytes), Ok)
     }
 
-    /// The same; none where so many cannot be pinned, which is said once.
+    /// The same; none if that much cannot be pinned, which is reported once.
     pub(crate) fn if_possible(device: &Arc<Device>, len_bytes: usize) -> Result<Option<Self>, GpuError> {
         match device.enter()?.allocate_pinned(len_bytes) {
             Ok(pointer) => {

@@ -1,9 +1,8 @@
 //! A GPU behind a vendor's runtime: safe owners that give back what they created.
 //!
-//! HIP and the CUDA driver are the same shape. `calls` is that shape; `device` is a device with its stream; `memory`,
-//! `event`, `module` and `graph` own what lives on it; `staging` copies, `prefetch`
-//! ahead. [`Gpu`] joins them. [`crate::hip`] and
-//! [`crate::cuda`] say how the calls are made and what is asked of an object.
+//! HIP and the CUDA driver have the same structure. `calls` is that structure; `device` is a device with its stream;
+//! `memory`, `event`, `module` and `graph` own what is on it; `staging` copies, `prefetch` copies ahead. [`Gpu`] joins
+//! them. [`crate::hip`] and [`crate::cuda`] say how the calls are made and what an object must have.
 
 mod calls;
 mod device;
@@ -48,7 +47,7 @@ pub(crate) trait Chip: Send + Sync {
     /// Whether something is connected to one of its outputs.
     fn has_display(&self) -> bool;
 
-    /// What the device takes now, in watts; none where nobody says.
+    /// The power that the device draws now, in watts; none if unknown.
     fn power_watts(&self) -> Option<f64>;
 
     /// Holds an object against `spec` and the device, and loads it.
@@ -261,7 +260,7 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
             return Ok(());
         }
         let _stream = self.stream();
-        // SAFETY: the view lies within an allocation of this device, which is freed behind what is on the stream.
+        // SAFETY: the view lies within an allocation of this device, which is freed after what is on the stream.
         self.device
             .call("fill memory", |calls| unsafe { calls.fill_bytes(address, byte, len_bytes, self.device.stream) })
     }
@@ -280,7 +279,7 @@ impl<C: Chip + 'static> Driver for Gpu<C> {
             return Ok(());
         }
         let _stream = self.stream();
-        // SAFETY: both views lie within allocations of this device, which are freed behind what is on the stream, and
+        // SAFETY: both views lie within allocations of this device, which are freed after what is on the stream, and
         // the one that is written is long enough.
         self.device.call("copy on the device", |calls| unsafe {
             calls.copy_on_device(address, source, len_bytes, self.device.stream)

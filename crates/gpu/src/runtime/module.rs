@@ -78,7 +78,7 @@ impl Function {
             return Ok(());
         }
         // The address of the variable that holds an address, or of the value itself: both outlive the call, which
-        // copies what is behind them.
+        // copies what is after them.
         let addresses = launch
             .args
             .iter()

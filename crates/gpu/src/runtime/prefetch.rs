@@ -1,5 +1,5 @@
-//! Copies to the device ahead of what needs them, beside what is launched: on a stream of their own, in turns with the
-//! launches that use what was copied.
+//! Copies to the device ahead of their use, beside launches: on a separate stream, with events that order copies and
+//! the launches that use them.
 
 use std::sync::Arc;
 

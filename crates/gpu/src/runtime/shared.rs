@@ -1,4 +1,4 @@
-//! Memory of several devices that all of them see: side by side, at the same addresses on each.
+//! Memory of several devices that all of them can access: side by side, at the same addresses on each.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

@@ -1,5 +1,5 @@
-//! What the object calls before every access to memory. Compiled with the program, not with each kernel: with
-//! [`super::watch`] it is more text than most of them.
+//! The functions that an object calls before every access to memory. They are compiled with the program, because with
+//! [`super::watch`] they are longer than most kernels.
 
 use super::context::{Context, FaultKind, Range, Watch, is_on_stack, range_of, recent_range, stop};
 use super::traffic;
@@ -45,8 +45,8 @@ pub(super) extern "C" fn counted_access(context: *mut Context, begin: usize, wha
     access(context, begin, what, pc);
 }
 
-/// Called by the object where the running thread uses a pointer that is not aligned as its type is. A thread's own
-/// memory is nobody else's business: the compiler of a GPU puts it where it likes.
+/// Called by the object if the running thread uses a pointer that is not aligned as its type is. A thread's own memory
+/// is exempt: a GPU's compiler places it as it likes.
 pub(super) extern "C" fn misaligned(context: *mut Context, address: usize, alignment: u32, pc: usize) {
     if !is_on_stack(context, address) {
         stop(context, FaultKind::Unaligned, address, alignment, pc, 0);

@@ -123,7 +123,7 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
 struct Running<'a> {
     context: *mut Context,
     threads: Vec<Thread>,
-    /// Of the running wave, who runs after whom.
+    /// The order of the running wave's threads.
     turn: Vec<*mut Thread>,
     grid: &'a Grid<'a>,
     block: u64,
@@ -180,8 +180,8 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// What stopped a thread, once the others went on as far as they come before the next barrier: who reads what
-    /// nobody wrote may only be too early.
+    /// Explains why a thread stopped, after the others went on as far as they can before the next barrier: a thread
+    /// that read unwritten memory may only have been too early.
     fn explained(&mut self, stop: Stop, waves: impl Iterator<Item = usize>, round: u64) -> Stop {
         let Why::Fault(fault) = &stop.why else { return stop };
         let mut fault = *fault;
@@ -189,7 +189,7 @@ impl Running<'_> {
             return stop;
         }
         let context = self.context;
-        // SAFETY: as in `take_turns`: those that are in turn behind the one that stopped, which is not resumed.
+        // SAFETY: as in `take_turns`: those that are in turn after the one that stopped, which is not resumed.
         unsafe {
             while let Some(next) = Context::next_in_turn(context) {
                 Coroutine::resume(&raw mut (*next).coroutine, context, &raw mut (*context).link);
@@ -227,7 +227,7 @@ impl Running<'_> {
                 let is_apart = wave.iter().any(|thread| thread.pause.is_of_wave());
                 return if is_apart { self.all_alike(first, end) } else { Ok(()) };
             }
-            // While nobody runs: behind it a lane may do what the others are not to know.
+            // While nobody runs: after it a lane may do what the others are not to know.
             if pause.is(PauseKind::WaveBarrier) {
                 self.grid.order.join(self.block, first as u32..end as u32);
                 let latest = latest(wave);
@@ -317,7 +317,7 @@ impl Stop {
                 format!("{}, which thread {other_thread} does not reach: it {}", place(at), place(other))
             }
             Why::NoStack(error) => format!("has no stack: {error}"),
-            Why::TooLong => "passes more barriers and fences than the simulator tells apart".to_owned(),
+            Why::TooLong => "passes more barriers and fences than the simulator can count".to_owned(),
         }
     }
 }
@@ -356,21 +356,19 @@ impl Fault {
             FaultKind::Early => {
                 let thread = self.parties[1].thread();
                 format!(
-                    "reads {len_bytes} bytes {place}, which thread {thread} writes only then: no barrier is between the two"
+                    "reads {len_bytes} bytes {place}, which thread {thread} writes only later: no barrier is between the two"
                 )
             }
-            FaultKind::Assertion => "finds that its `assert` does not hold".to_owned(),
+            FaultKind::Assertion => "fails an `assert`".to_owned(),
             FaultKind::Signal(signal) => match signal {
-                libc::SIGFPE => "divides a whole number by 0, or by -1 one that has no opposite".to_owned(),
-                libc::SIGILL => {
-                    "comes to an instruction that nothing can execute, as `__builtin_trap` is one".to_owned()
-                }
-                _ => "uses an address that nothing is at".to_owned(),
+                libc::SIGFPE => "divides a whole number by 0, or the lowest one by -1".to_owned(),
+                libc::SIGILL => "reaches an instruction that cannot be executed, such as `__builtin_trap`".to_owned(),
+                _ => "uses an address without memory".to_owned(),
             },
             FaultKind::Overflow => {
-                format!("needs more than {} KiB of stack, as a recursion without end does", STACK_BYTES >> 10)
+                format!("needs more than {} KiB of stack, as an endless recursion does", STACK_BYTES >> 10)
             }
-            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which nobody wrote before"),
+            FaultKind::Undefined => format!("reads {len_bytes} bytes {place}, which no thread wrote before"),
         }
     }
 

@@ -22,7 +22,7 @@ pub(super) struct Range {
     pub(crate) cell_shift: u32,
     /// One for each byte, made when there are threads that have parts of a cell.
     bytes: Arc<OnceLock<Box<[Cell]>>>,
-    /// Whether reading what nobody wrote is wrong.
+    /// Whether reading unwritten memory is an error.
     pub(crate) is_undefined: bool,
 }
 
@@ -31,7 +31,7 @@ unsafe impl Send for Range {}
 // SAFETY: as above.
 unsafe impl Sync for Range {}
 
-/// Which accesses must not meet.
+/// Which accesses are checked for races.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     Nothing,
@@ -40,7 +40,7 @@ pub(super) enum Watch {
 }
 
 impl Range {
-    /// Memory that is told by its bounds alone.
+    /// Memory of which only the bounds are checked.
     pub(crate) fn unwatched(begin: usize, end: usize, is_writable: bool) -> Self {
         let (watch, cells, bytes) = (Watch::Nothing, ptr::null(), Arc::default());
         Self { begin, end, is_writable, watch, cells, cell_shift: 0, bytes, is_undefined: false }
@@ -86,8 +86,8 @@ impl Range {
     }
 }
 
-/// An access: which bytes of a cell, how, by whom and when. A thread's time grows at each barrier and fence; behind a
-/// barrier all threads have the same.
+/// An access: which bytes of a cell, how, by which thread and when. A thread's time grows at each barrier and fence;
+/// after a barrier all threads have the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stamp(pub u64);
 
@@ -127,7 +127,7 @@ impl Stamp {
         (self.0 >> Self::BLOCK_SHIFT & Self::MAX_BLOCKS) as u32
     }
 
-    /// The same at another time.
+    /// The same stamp at another time.
     pub(crate) fn at(self, time: u32) -> Self {
         Self(self.0 & ((1 << Self::TIME_SHIFT) - 1) | u64::from(time) << Self::TIME_SHIFT)
     }
@@ -175,7 +175,7 @@ pub(super) enum PauseKind {
     Barrier,
     /// All lanes of the wave.
     Wave,
-    /// The same, and what each of them knew is then known to all, as behind a barrier.
+    /// The same, and what each of them knew is then known to all, as after a barrier.
     WaveBarrier,
     /// It did something that it must not: [`Context::fault`].
     Fault,
@@ -277,7 +277,7 @@ pub(super) struct Context {
     pub slots: *mut u8,
     pub calls: Calls,
     /// The object's text does not know what follows. Who runs when the running thread gives way, in turn, and who is
-    /// behind the last of them.
+    /// after the last of them.
     pub turn: [*const *mut Thread; 2],
     /// The time of the block's last barrier.
     pub floor: u32,
@@ -285,7 +285,7 @@ pub(super) struct Context {
     pub ranges: *const [Range],
     /// Ranges of these by the place in the code that used them last.
     pub(crate) recent: [*const Range; 256],
-    /// What a thread begins with.
+    /// The function that a thread begins with.
     pub entry: SimEntryPoint,
     pub args: *const *const c_void,
     /// Of the running coroutine and of who resumed the first of its wave.
@@ -296,7 +296,7 @@ pub(super) struct Context {
     pub(crate) order: *const Order,
 }
 
-/// What the object calls.
+/// The functions that the object calls.
 #[repr(C)]
 pub(super) struct Calls {
     wait: extern "C" fn(*mut Context, u32, u32),
@@ -374,7 +374,7 @@ pub(super) fn recent_range<'a>(context: *mut Context, begin: usize, end: usize, 
     recent.filter(|range| range.has(begin, end))
 }
 
-/// Where these bytes lie.
+/// The range with these bytes.
 pub(super) fn range_of<'a>(context: *mut Context, begin: usize, end: usize, pc: usize) -> Option<&'a Range> {
     // SAFETY: as above.
     let (ranges, recent) = unsafe { (&*(*context).ranges, &mut (*context).recent[pc >> 2 & 255]) };
@@ -405,7 +405,7 @@ impl Context {
     /// The next one in turn is the running thread.
     ///
     /// # Safety
-    /// The context is valid, and nobody else uses it.
+    /// The context is valid, and has no other user.
     #[inline(always)]
     pub unsafe fn next_in_turn(context: *mut Self) -> Option<*mut Thread> {
         // SAFETY: between the two are those that are in turn.

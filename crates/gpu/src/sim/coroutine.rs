@@ -1,9 +1,9 @@
 //! A GPU thread's own stack, and the switch to it and back.
 //!
-//! On x86-64 the switch is a few instructions of our own. A processor predicts where a function returns to by the calls
-//! before. A switch that is a call and a return makes it wrong about all functions that a thread waits in, which was a
-//! sixth of the time of a simulated kernel. Here it is two jumps: the lanes of a wave wait in the same functions,
-//! called from the same places, so that what is remembered of one lane is right for the next.
+//! On x86-64 the switch is a few instructions of our own. A processor predicts return addresses from earlier calls. If
+//! the switch were a call and a return, these predictions would be wrong in all functions in which a thread waits,
+//! which cost a sixth of a simulated kernel's time. So it is two jumps: the lanes of a wave wait in the same
+//! functions, called from the same places, so the predictions for one lane are right for the next.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -61,7 +61,7 @@ unsafe impl Stack for ThreadStack {
     }
 }
 
-/// What runs on a stack, until it suspends itself for ever. It owns nothing where it is suspended: it may never go on.
+/// What runs on a stack, until it suspends itself for ever. It owns nothing if it is suspended: it may never go on.
 pub(super) type Body = unsafe extern "C" fn(*mut Context) -> !;
 
 pub(super) use switch::{Coroutine, Link};
@@ -110,7 +110,7 @@ mod switch {
         /// Runs it until it, or who goes on for it, goes back.
         ///
         /// # Safety
-        /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
+        /// The context is valid for its body, and the same each time; `link` has no other user meanwhile.
         #[inline(always)]
         pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: on top of its stack is where it goes on, by `new` or by `switch`.
@@ -219,7 +219,7 @@ mod switch {
         /// Runs it until it goes back.
         ///
         /// # Safety
-        /// The context is valid for its body, and the same each time; nobody else uses `link` meanwhile.
+        /// The context is valid for its body, and the same each time; `link` has no other user meanwhile.
         pub unsafe fn resume(own: *mut Self, context: *mut Context, link: *mut Link) {
             // SAFETY: nobody else uses it.
             unsafe {

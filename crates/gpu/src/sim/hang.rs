@@ -40,7 +40,7 @@ unsafe impl Send for Runs {}
 static RUNNING: Mutex<Vec<Runs>> = Mutex::new(Vec::new());
 
 static FOUND: Found = Found::new();
-/// Signals that were heard.
+/// Number of caught signals.
 static N_HEARD: AtomicUsize = AtomicUsize::new(0);
 /// Whether a place that the stack returns to will do.
 static IS_LAST_LOOK: AtomicBool = AtomicBool::new(false);
@@ -128,8 +128,8 @@ pub(super) fn note_block(context: *const Context, code: [usize; 2]) {
     HERE.set((context, code));
 }
 
-/// Looks where the kernels are that run now, for a process that is about to end: a thread that was found does not go
-/// on. `what` is what is said of them.
+/// Locates the running kernels, for a process that is about to end: a located thread does not continue. `what` is their
+/// description for the message.
 pub fn stop_and_look(what: &str) -> Option<GpuError> {
     // Who is done meanwhile waits for this, and no thread of the list ends.
     let running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,14 +1,14 @@
 //! The `sim` device: executes a GPU's kernels on this machine's cores, and watches them.
 //!
-//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU behind
+//! An object is the kernel's text, as a GPU's compiler gets it, compiled for the CPU after
 //! `templates/lib/hip/simulator.hip.j2`, which defines HIP's words and calls back before every access to memory.
 //! [`block`] runs the threads of a block, each a [`coroutine`]; [`context`] is what it shares with the object,
-//! [`access`] what is called back, and [`watch`] what it remembers; [`object`] loads objects and knows their lines;
-//! [`traffic`] how a wave goes to memory; [`hang`] looks where a kernel is that does not end, [`signals`] where the
-//! processor refuses what it does; [`order`] knows which block knows of which, [`schedule`] who runs first. What
-//! a GPU would do silently is an error here: access outside of the arguments and of LDS, misaligned pointers, races in
-//! LDS and in global memory, reads of what nobody wrote, more LDS or threads than a block may have, a barrier or a wave
-//! operation that not all threads reach. Memory starts as NaN.
+//! [`access`] has the callbacks, and [`watch`] their memory; [`object`] loads objects and knows their lines;
+//! [`traffic`] describes how a wave accesses memory; [`hang`] locates kernels that do not end, [`signals`] handles
+//! what the processor refuses; [`order`] tracks which block knows of which, [`schedule`] decides which runs first.
+//! What a GPU would do silently is an error here: accesses outside of the arguments and of LDS, misaligned pointers,
+//! races in LDS and in global memory, reads of unwritten memory, more LDS or threads than a block may have, a barrier
+//! or a wave operation that not all threads reach. Memory starts as NaN.
 
 mod access;
 mod block;
@@ -89,8 +89,7 @@ impl SimDriver {
         Ok(Self { arch: arch.to_owned(), wave_size, max_lds_bytes, schedule, pool, stream: Mutex::new(()) })
     }
 
-    /// The same, whose kernels may declare no more LDS than the first, and whose launches ask for no more than the
-    /// second.
+    /// The same with limits: LDS that kernels may declare, and LDS that launches may request.
     #[must_use]
     pub fn with_lds(self, max_lds_bytes: [u32; 2]) -> Self {
         Self { max_lds_bytes, ..self }
@@ -124,7 +123,7 @@ pub fn address(view: &BufferView) -> Option<usize> {
 }
 
 /// Of the lines of a kernel's text that were marked, in their order, which have run in all of its launches: a text that
-/// was marked says where (`check::coverage` in `workbench`). Empty where none was.
+/// was marked says where (`check::coverage` in `workbench`). Empty if none was.
 ///
 /// # Errors
 /// If it is another device's kernel.

@@ -1,4 +1,4 @@
-//! Where a kernel is that does not end, or that its processor stops: only Unix has the signals that tell.
+//! Replaces `hang` and `signals` on systems other than Unix, which lack the signals that these need.
 
 use super::context::Context;
 use super::object::Object;
@@ -21,5 +21,5 @@ pub fn stop_and_look(_: &str) -> Option<GpuError> {
     None
 }
 
-/// Catches none.
+/// Does nothing.
 pub fn catch_signals() {}

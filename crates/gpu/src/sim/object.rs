@@ -9,7 +9,7 @@ use super::watch::Cell;
 use crate::host::{Loaded, abi, open_from_memory};
 use crate::{GpuError, KernelSpec};
 
-/// What a kernel's text is called behind the simulator's own (`#line`).
+/// What a kernel's text is called after the simulator's own (`#line`).
 const KERNEL_FILE: &str = "kernel.hip";
 
 /// Runs one thread of the kernel with these arguments: pointers as they are, values by address.
@@ -23,7 +23,7 @@ pub(super) struct Object {
     base: usize,
     code: [usize; 2],
     lds: Vec<Lds>,
-    /// A byte for each marked line of the text, which is set when it runs; empty where none is marked.
+    /// A byte for each marked line of the text, which is set when it runs; empty if none is marked.
     ran: Option<(usize, usize)>,
     /// Whether its threads use atomics, be it on LDS alone.
     has_atomics: bool,
@@ -198,7 +198,7 @@ impl Object {
     }
 
     /// The lines of the kernel's text that a place in the code comes from: its own, then those of the calls that the
-    /// compiler put it in the place of, from the inside out. Empty where it is the simulator's.
+    /// compiler put it in the place of, from the inside out. Empty if it is the simulator's.
     pub(crate) fn lines(&self, pc: usize) -> Vec<u32> {
         let probe = (pc - self.base) as u64 - 1; // the return address is behind the call
         let mut lines = Vec::new();
@@ -213,8 +213,8 @@ impl Object {
         lines
     }
 
-    /// The same of a thread's places, the innermost first: of the first that has any, then of those that called it. A
-    /// stack also has words that nobody returns to: a caller is one that calls the function that it is a caller of.
+    /// The same for a thread's places, the innermost first: for the first place that has lines, then for its callers. A
+    /// stack also has words that are not return addresses, so a caller must contain a call of the function.
     pub(crate) fn lines_of(&self, places: impl IntoIterator<Item = usize>) -> Vec<u32> {
         let mut places = places.into_iter().take_while(|place| *place > 0);
         let found = places.by_ref().map(|place| (place, self.lines(place))).find(|(_, lines)| !lines.is_empty());

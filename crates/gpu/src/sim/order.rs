@@ -1,10 +1,10 @@
-//! The order between blocks of a launch: which accesses of others a thread knows of.
+//! The order between a launch's blocks: which accesses of other blocks a thread knows of.
 //!
-//! A thread's fence makes what it knows, its own accesses among it, known to whoever it tells; an atomic tells the word
-//! that it changes, and hears what that word was told; what it heard, it knows behind its next fence. A barrier makes
-//! all of that common to the threads that meet there. So the fence of a thread and the atomic of another, with a
-//! barrier between, are as good as both by one: fences write back and forget caches that a block shares, and do so for
-//! what barriers brought as well. An atomic without fences orders nothing.
+//! A thread's fence releases what it knows, its own accesses included; its next atomic passes this to the word that it
+//! changes, and learns what was passed to that word before; the thread knows what it learnt after its next fence. A
+//! barrier shares all of that among the threads that meet there. So one thread's fence and another's atomic, with a
+//! barrier between them, are as good as both by one thread: fences write back and invalidate caches that a block
+//! shares, also for what barriers brought. An atomic without fences orders nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -48,7 +48,7 @@ impl Known {
         Some(self.threads[i].1)
     }
 
-    /// What is known of each thread of so many is known of the block.
+    /// What is known of each thread of this many is known of the block.
     fn shorten(&mut self, n_threads: usize) {
         if self.threads.len() == n_threads {
             let all = self.threads.iter().map(|(_, time)| *time).min().unwrap_or_default();
@@ -92,7 +92,7 @@ impl Released {
         }
     }
 
-    /// Whether no fence was.
+    /// Whether there was no fence.
     fn is_empty(&self) -> bool {
         self.known.is_empty() && *self.of_block == Known::default()
     }
@@ -101,9 +101,9 @@ impl Released {
 #[derive(Clone, Default)]
 struct Thread {
     known: Arc<Clock>,
-    /// What a fence made known to whoever its atomics tell.
+    /// What a fence released to the readers of its later atomics.
     released: Released,
-    /// What its atomics heard.
+    /// What its atomics learnt.
     heard: Arc<Clock>,
 }
 
@@ -181,7 +181,7 @@ impl Order {
         }
     }
 
-    /// These threads of a block met.
+    /// Joins the knowledge of threads that met at a barrier.
     pub(crate) fn join(&self, block: u64, threads: Range<u32>) {
         let (mut state, n_threads) = (self.state(), self.block_size as usize);
         if state.block != block || state.threads.is_empty() || state.is_joined {

@@ -1,4 +1,4 @@
-//! In which order blocks, waves and lanes run, where a GPU leaves it open: drawn from a seed.
+//! The order in which blocks, waves and lanes run, where a GPU leaves it open: drawn from a seed.
 
 /// An order for everything, by a number: 0 is one after the other.
 #[derive(Clone, Copy, Debug)]

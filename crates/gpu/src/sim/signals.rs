@@ -1,5 +1,5 @@
-//! What the processor refuses in a kernel, by a signal: a division by 0, an address that nothing is at, a stack that is
-//! full. The thread that did it stops like one that did what it must not, and the process lives on.
+//! Catches what the processor refuses in a kernel, by a signal: a division by 0, an address without memory, a full
+//! stack. The thread stops as after any other mistake, and the process continues.
 
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,11 +12,11 @@ const SIGNALS: [libc::c_int; 4] = [libc::SIGFPE, libc::SIGILL, libc::SIGSEGV, li
 /// So far below a stack an address is still taken to be meant as one of it: of what has no room there.
 const BELOW_STACK: usize = 64 << 10;
 
-/// Bytes of a page; a stack begins with one that nobody may touch.
+/// Bytes of a page; a stack begins with an inaccessible one.
 static PAGE_BYTES: AtomicUsize = AtomicUsize::new(4096);
 
-/// From here on kernels of the simulator that the processor stops are told with their lines. For a process whose own
-/// signals nobody else handles.
+/// From here on, a simulated kernel that the processor stops is reported with its line. For a process without other
+/// handlers of these signals.
 pub fn catch_signals() {
     // SAFETY: it asks nothing of its caller.
     let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) });
@@ -71,7 +71,7 @@ unsafe fn give_up(signal: libc::c_int, info: *mut libc::siginfo_t, interrupted: 
     }
 }
 
-/// The thread goes on here, and nobody resumes it: the block is given up.
+/// The thread continues here and is never resumed: the block is given up.
 unsafe extern "C" fn stopped(context: *mut Context) -> ! {
     loop {
         suspend(context, Pause::new(PauseKind::Fault, 0));
@@ -88,7 +88,7 @@ unsafe fn go_on(
 ) -> bool {
     /// Bytes below the top that a function may use without saying so.
     const RED_ZONE: usize = 128;
-    // SAFETY: the caller has it from the system. As behind a call, the top is a word below a multiple of 16.
+    // SAFETY: the caller has it from the system. As after a call, the top is a word below a multiple of 16.
     unsafe {
         let registers = &mut (*interrupted).uc_mcontext.gregs;
         registers[libc::REG_RSP as usize] = (((free - RED_ZONE) & !15) - size_of::<usize>()) as i64;

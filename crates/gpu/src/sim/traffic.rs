@@ -1,6 +1,6 @@
-//! How the lanes of a wave go to memory together, where that was asked for: which banks of LDS they meet in, and how
-//! many lines of the cache they touch. What a lane does as its nth access in a place of the code between two places
-//! where the wave meets, it does with the nth of the other lanes.
+//! How the lanes of a wave access memory together, if requested: which banks of LDS they meet in, and how many cache
+//! lines they touch. A lane's nth access at a place of the code, between two places where the wave meets, counts with
+//! the nth access of the other lanes there.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -1,5 +1,4 @@
-//! Rows of tuning tables that can never decide anything: nothing can ask for what they want, or what they use cannot do
-//! it.
+//! Tuning rows that can never decide anything: no problem matches them, or their template cannot do the problem.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,8 +141,7 @@ pub(super) fn no_template(library: &Library, label: &str) -> String {
     }
 }
 
-/// The rows that concern a target and name an op that is none, or want something that the op does not have: the place
-/// and why.
+/// The rows for a target that name an unknown op, or a condition that the op cannot have: their place and the reason.
 fn never_asked_for(library: &Library, tables: &TuningTables, target: &Target) -> Vec<(String, String)> {
     let mut names_of: BTreeMap<&str, Result<BTreeMap<String, Wanted>, String>> = BTreeMap::new();
     let mut told = Vec::new();
@@ -177,7 +175,7 @@ fn never_followed(library: &Library, row: &TuningRow, target: &Target) -> Option
     if row.template == APART {
         return match row.params.keys().next() {
             _ if !row.op.contains('+') => never(false, format!("the row is passed over: {}", apart_alone(&row.op))),
-            Some(name) => never(false, format!("`{APART}` has no parameters: `{name}` is for nothing")),
+            Some(name) => never(false, format!("`{APART}` has no parameters: `{name}` has no effect")),
             None => None,
         };
     }
@@ -323,7 +321,7 @@ mod tests {
         assert_eq!(found("gfx1100", &row("rmsnorm+linear", "apart", ""), &all), (vec![], vec![]));
         let with_params = format!("{}params = {{ rows = 2 }}\n", row("rmsnorm+linear", "apart", ""));
         let (told, _) = found("gfx1100", &with_params, &all);
-        assert_eq!(told, ["`apart` has no parameters: `rows` is for nothing"]);
+        assert_eq!(told, ["`apart` has no parameters: `rows` has no effect"]);
         let place = |line: usize| (format!("a.toml:{line}"), "no".to_owned());
         let lines = grouped([place(1), place(4), ("b.toml:1".into(), "no".into()), place(9)].into_iter());
         assert_eq!(lines, ["a.toml:1 and 2 more rows: no", "b.toml:1: no"]);

@@ -19,7 +19,7 @@ pub struct KernelKey {
     pub source: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id, as the compiler is told it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
+    /// The full target id, as the compiler gets it (`gfx90a:sramecc+:xnack-`, `x86-64-v4`).
     pub target: String,
     /// The name of the kernel in the object.
     pub entry: String,
@@ -172,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_encoding_is_the_documented_one() {
-        // The layout written out by hand: schema, then each field behind its length.
+        // The layout written out by hand: schema, then each field after its length.
         let mut bytes = 1u32.to_le_bytes().to_vec();
         for field in ["void k() {}", "gfx1100", "k", "hiprtc", "c", "-O3", "-g"] {
             bytes.extend((field.len() as u64).to_le_bytes());

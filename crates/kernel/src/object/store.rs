@@ -28,7 +28,7 @@ pub struct Store {
     bundles: Arc<Bundles>,
     compiler: Compilers,
     jobs: NonZeroUsize,
-    /// How many compilers may be started yet, whoever asks.
+    /// Limits the number of running compilers, for all callers.
     turns: Turns,
     retry_failed: bool,
     never_compiles: bool,
@@ -67,11 +67,11 @@ pub struct Stats {
     pub compiled: usize,
 }
 
-/// Whoever watches [`Store::get_all`]. Called from several threads. `()` watches nothing.
+/// An observer of [`Store::get_all`]. Called from several threads. `()` observes nothing.
 pub trait Progress: Sync {
     /// So many distinct kernels are wanted.
     fn started(&self, _n_kernels: usize) {}
-    /// Whether somebody waits for them: others let them go first.
+    /// Whether a caller waits for them: others let them go first.
     fn is_urgent(&self) -> bool {
         true
     }
@@ -94,7 +94,7 @@ pub enum StoreError {
         target: Box<str>,
         /// Where the rendered source was kept, if it was.
         source_path: Option<PathBuf>,
-        /// What the compiler said then.
+        /// The compiler's output at that time.
         log: String,
     },
     /// There is no place for a cache.
@@ -121,7 +121,7 @@ pub fn never_compile() {
     NEVER_COMPILES.store(true, Ordering::Relaxed);
 }
 
-/// Whether nothing is to be compiled in this process, by [`never_compile`] or by the environment.
+/// Whether this process may not compile, by [`never_compile`] or by the environment.
 pub fn never_compiles() -> bool {
     NEVER_COMPILES.load(Ordering::Relaxed) || env::var_os(NO_COMPILE_VARIABLE).is_some_and(|text| text == "1")
 }
@@ -192,7 +192,7 @@ impl Hint for StoreError {
 /// One distinct kernel of a batch.
 struct Task<'a> {
     request: &'a Request,
-    /// None where the compiler's identity is not known yet and need not be.
+    /// None if the compiler's identity is not known yet and need not be.
     key: Option<KernelKey>,
     /// Of the key, with the compiler's identity or without.
     digest: Digest,
@@ -248,12 +248,12 @@ impl Store {
         Self { bundles, ..self }
     }
 
-    /// For those who judge what the compilers of this machine make.
+    /// The same without bundles, for tests of this machine's compilers.
     pub fn without_bundles(self) -> Self {
         self.with_bundles(Arc::default())
     }
 
-    /// Compiles at most so many kernels at a time.
+    /// Compiles at most `jobs` kernels at a time.
     pub fn with_jobs(self, jobs: NonZeroUsize) -> Self {
         Self { jobs, turns: Turns::new(jobs), ..self }
     }
@@ -306,7 +306,7 @@ impl Store {
         Ok(KernelKey::new(request, &self.compiler.identity(request.compiler, &request.target)?.id))
     }
 
-    /// The key, if the compiler's identity is known without compiling anything; none where a bundle, or nothing, has
+    /// The key, if the compiler's identity is known without compiling anything; none if a bundle, or nothing, has
     /// the kernel instead.
     fn key_if_needed(&self, request: &Request) -> Result<Option<KernelKey>, CompileError> {
         if !self.never_compiles && !self.bundles.has(request) {
@@ -369,7 +369,7 @@ impl Store {
         misses
     }
 
-    /// What the cache has, or a bundle behind it.
+    /// What the cache has, or a bundle after it.
     fn look_up(&self, task: &Task) -> Option<Result<Loaded, StoreError>> {
         let cached = task.key.as_ref().and_then(|key| self.look_up_in_cache(task, key));
         match cached {

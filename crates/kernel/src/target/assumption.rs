@@ -1,4 +1,4 @@
-//! What is assumed about an arch that no table has facts about: a chip newer than this program, or a rare one.
+//! Assumed facts of an arch that no table describes: a chip newer than this program, or a rare one.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ const MIXED_FAMILY: &str = "gfx9";
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Assumption {
     pub(crate) facts: TargetFacts,
-    /// The arch whose facts and tuning tables they are; none where they are what a family has in common.
+    /// The arch whose facts and tuning tables they are; none if they are what a family has in common.
     pub(crate) like: Option<String>,
     /// All of it in words, for a warning.
     pub(crate) text: String,

@@ -1,10 +1,11 @@
 //! Versions of AMD's code objects, and which one a kernel is compiled into.
 //!
-//! Compilers make the newest that they know, which older runtimes refuse: LLVM 21 makes v6, and `hipModuleLoadData` of
-//! HIP 5.7 answers `hipErrorSharedObjectInitFailed`. So every kernel states its version (`-mcode-object-version`).
+//! Compilers make the newest version that they know, which older runtimes refuse: LLVM 21 makes v6, and
+//! `hipModuleLoadData` of HIP 5.7 answers `hipErrorSharedObjectInitFailed`. So every kernel states its version
+//! (`-mcode-object-version`).
 //!
-//! v6 is v5 with a number for generic targets (LLVM, pull request 76954): nothing else needs it. v5 is therefore what
-//! all runtimes get that know it, the newest too, and one object does for all of them.
+//! v6 is v5 with a number for generic targets (LLVM, pull request 76954); nothing else needs it. So all runtimes that
+//! know v5 get v5, the newest too, and one object works for all of them.
 
 /// The first release of HIP that is given v5. ROCr's loader knows v5 from 5.2 on (`amd_hsa_code.cpp`), but LLVM made v4
 /// without being asked until 2024.

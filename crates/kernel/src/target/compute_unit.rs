@@ -1,5 +1,5 @@
-//! A compute unit of an AMD GPU as numbers: how many waves a kernel's registers and LDS leave room for; and what the
-//! fastest product of an arch can do at most.
+//! A compute unit of an AMD GPU as numbers: how many waves fit beside a kernel's registers and LDS; and the peaks of
+//! an arch's fastest product.
 //!
 //! The numbers are data: `[target.compute_unit]` and `[target.product]` in `tuning/<arch>.toml`, with their sources.
 

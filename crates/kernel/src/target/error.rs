@@ -1,4 +1,4 @@
-//! Archs that nothing is known about.
+//! Errors of archs without facts.
 
 use super::X86_EXTENSIONS;
 use hint::Hint;

@@ -1,4 +1,4 @@
-//! A target: the chip as facts. What is compiled for, not what is running.
+//! A target: the facts of the chip to compile for, which need not be here.
 
 pub(crate) mod assumption;
 pub mod code_object;
@@ -15,7 +15,7 @@ use compute_unit::{ComputeUnit, Product};
 pub use error::TargetError;
 use x86::{ASKED_X86_EXTENSIONS, X86_EXTENSIONS, X86_LEVELS};
 
-/// What a template is written in.
+/// The language of a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Language {
     /// C for this machine's cores: `.c.j2`.
@@ -91,7 +91,7 @@ const HOST_MATRIX_UNIT: &str = "amx_bf16";
 /// The tuning table of all AMD GPUs that have a matrix unit.
 const MATRIX_TABLE: &str = "matrix";
 
-/// What `[target]` in `tuning/<arch>.toml` tells of a GPU.
+/// The facts about a GPU in `[target]` of `tuning/<arch>.toml`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TargetFacts {
@@ -111,9 +111,9 @@ pub struct TargetFacts {
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub(crate) notes: String,
-    /// How many waves fit; without it nothing is said of occupancy.
+    /// How many waves fit; without it, occupancy is not reported.
     pub compute_unit: Option<ComputeUnit>,
-    /// What it can do at most; without it nothing is said of limits.
+    /// The peaks of the product; without them, limits are not reported.
     pub product: Option<Product>,
 }
 
@@ -280,7 +280,7 @@ impl Target {
         }
     }
 
-    /// Whether it is a GPU, and not what stands in for one.
+    /// Whether it is a real GPU, not a simulated one.
     pub fn is_real_gpu(&self) -> bool {
         self.is_gpu() && !self.is_simulated
     }

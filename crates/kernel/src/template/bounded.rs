@@ -1,5 +1,5 @@
-//! User templates may take all memory, nest without end or never end. So they are compiled with a large stack and a
-//! bound on their length, and rendered in a bounded process.
+//! User templates may take all memory, nest without end or never end. So their length is bounded, they are compiled
+//! with a large stack, and they are rendered in a bounded process.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(super) const MAX_TEMPLATE_BYTES: usize = 128 << 10;
 /// ten thousand. No more of it is used than that takes.
 const STACK_BYTES: usize = 256 << 20;
 
-/// Why a template gave no text.
+/// Why rendering failed.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Fault {
     /// It gave more than [`MAX_SOURCE_BYTES`].

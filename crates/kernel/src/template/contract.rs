@@ -1,7 +1,7 @@
 //! What an op is: the contract in its `op.toml`.
 //!
 //! This file reads and checks one contract; [`super::signature`] joins the contracts of fused ops, and
-//! [`crate::template`] reads what a template says of itself.
+//! [`crate::template`] reads a template's own declarations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -54,7 +54,7 @@ pub struct Arg {
     pub dtype: ArgDtype,
     /// Elements per axis, row-major, outermost first; `None` for a scalar, which is passed by value.
     pub shape: Option<Vec<Expression>>,
-    /// What the kernel does to it.
+    /// How the kernel accesses it.
     pub access: Access,
     /// The argument exists only where this holds.
     pub when: Option<Expression>,

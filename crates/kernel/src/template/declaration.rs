@@ -1,4 +1,4 @@
-//! What contracts and front matter declare alike: names, arguments, expressions; and how a mistake in them is told.
+//! The declarations that contracts and front matter share: names, arguments, expressions; and errors about them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! The template engine, set up so that what it prints is C: nothing but what is listed in `templates/README.md`.
+//! The template engine, set up to print C, with only the names and filters that `templates/README.md` lists.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::ValueKind;
@@ -15,7 +15,7 @@ const MAX_RANGE: u32 = 65_536;
 /// The function that is true the first time that a rendering calls it with a file's name.
 pub(super) const ONCE: &str = "is_first_include";
 
-/// The text of a file of the library, which renders to nothing where it was included before. Its lines keep their
+/// The text of a file of the library, which renders to nothing if it was included before. Its lines keep their
 /// numbers.
 pub(super) fn once(name: &str, text: &str) -> String {
     format!("{{% if {ONCE}({name:?}) %}}{text}{{% endif %}}")

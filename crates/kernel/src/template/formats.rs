@@ -1,5 +1,5 @@
-//! Arguments in formats with blocks: a contract declares one by the shape of its numbers, and a kernel takes its codes
-//! and, right behind, each parameter of its blocks.
+//! Arguments in block formats: a contract declares one by the shape of its numbers; a kernel takes its codes and,
+//! right after them, each parameter of its blocks.
 
 use std::collections::BTreeMap;
 

@@ -227,7 +227,7 @@ impl Reader<'_> {
         names
     }
 
-    /// The facts, each behind those that it uses.
+    /// The facts, each after those that it uses.
     fn facts(&self) -> Result<Vec<(String, Expression)>, LibraryError> {
         let known = self.tuning_names();
         let mut open = BTreeMap::new();
@@ -383,12 +383,12 @@ impl Reader<'_> {
     }
 }
 
-/// A list that may be nowhere.
+/// A list; empty if it is declared nowhere.
 fn listed<T: Clone>(said: Option<Declared<'_, Vec<T>>>) -> Vec<T> {
     said.map_or(Vec::new(), |said| said.value.get_ref().clone())
 }
 
-/// A parameter of all that is said of it, what comes later before the rest; `None` if that is not enough.
+/// A parameter made from all its declarations, later ones first; `None` if they are not enough.
 fn param(said: &[Declared<'_, ParamTable>]) -> Option<Param> {
     let tables = || said.iter().rev().map(|said| said.value.get_ref());
     Some(Param {

@@ -1,11 +1,11 @@
-//! The head and the tail of a kernel's source, which are written from its contract: signature, constants, and what the
-//! program looks up in the object.
+//! The head and the tail of a kernel's source, generated from its contract: signature, constants, and the symbols that
+//! the program looks up in the object.
 
 use super::contract::Access;
 use super::launch::ArgSpec;
 use crate::target::Target;
 
-/// What a GPU's compiler is told of how its kernel is launched.
+/// How a kernel is launched, for a GPU's compiler.
 #[derive(Clone, Copy)]
 pub(super) struct Bounds {
     pub(super) block_size: u32,

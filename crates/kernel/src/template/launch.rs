@@ -25,7 +25,7 @@ pub struct ArgSpec {
     pub name: String,
     /// The type of its elements, or of the scalar.
     pub dtype: Dtype,
-    /// What the kernel does to it.
+    /// How the kernel accesses it.
     pub access: Access,
     /// The argument that may be the same memory.
     pub may_alias: Option<String>,
@@ -119,7 +119,7 @@ impl ArgSpec {
         if self.is_scalar() { String::new() } else { format!("({})", axes.collect::<Vec<_>>().join(", ")) }
     }
 
-    /// What a driver is told of it.
+    /// Its description for a driver.
     pub fn argument(&self) -> ArgumentSpec {
         let kind = match (self.is_scalar(), self.dtype, self.access) {
             (false, _, Access::Read) => ArgumentKind::Read,
@@ -195,7 +195,7 @@ impl LaunchSpec {
         self.block_size
     }
 
-    /// NVIDIA: bytes of LDS that a launch asks for, beside what the kernel declares.
+    /// NVIDIA: bytes of LDS that a launch requests, in addition to what the kernel declares.
     pub const fn lds_bytes(&self) -> u32 {
         self.lds_bytes
     }

@@ -1,5 +1,5 @@
-//! What a file of `templates/lib` says of itself in its first comment: the names that it takes and those that it gives,
-//! and what it declares for templates that use it.
+//! The first comment of a file of `templates/lib`: the names that the file takes and gives, and its declarations for
+//! templates that use it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use data::SourceFile;
 pub(super) struct LibHeader {
     /// What has to be there before the file is included.
     pub takes: Names,
-    /// What is there behind it.
+    /// The names that are defined after it.
     pub gives: Names,
     /// Parameters and facts that it declares: it takes those of them that its text has.
     pub own: BTreeSet<String>,

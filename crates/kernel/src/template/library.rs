@@ -1,7 +1,7 @@
 //! The template library: folders searched in order, what shadows what, which templates are candidates.
 //!
-//! A file that is broken is kept with its error. It is no obstacle as long as nobody needs it; but where it could
-//! be chosen, asking for candidates is an error that names it: what it shadows is never used in its place.
+//! A broken file is kept with its error. It does no harm as long as it is not needed. Where it could be chosen, asking
+//! for candidates is an error that names it; the file that it shadows is never used in its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -37,7 +37,7 @@ pub struct Library {
     /// What is wrong with files whatever they say of themselves.
     unusable: BTreeMap<String, LibraryError>,
     files: Arc<BTreeMap<String, SourceFile>>,
-    /// What lies behind the first file of a name.
+    /// What lies after the first file of a name.
     shadows: BTreeMap<String, Vec<Origin>>,
     /// The files whose names are checked as they are read.
     held: BTreeSet<String>,
@@ -47,7 +47,7 @@ pub struct Library {
     program: Option<PathBuf>,
 }
 
-/// What a file says, read when somebody asks for it first: most commands need few files, in one language.
+/// A file's contents, read on first use: most commands need few files, in one language.
 type Read<T> = OnceLock<Result<Arc<T>, LibraryError>>;
 
 /// A template, and what its file's name says.
@@ -60,7 +60,7 @@ struct Entry {
     read: Read<Template>,
 }
 
-/// What the names that bodies use are held against.
+/// The names that bodies may use.
 #[derive(Debug)]
 struct Names {
     /// What the files of `lib/` say of themselves.
@@ -92,7 +92,7 @@ pub struct Layer {
     pub(crate) origin: Origin,
     /// Path below it → text, or why it could not be read.
     pub(crate) files: BTreeMap<String, Result<String, Arc<io::Error>>>,
-    /// What nobody reads and seems meant to be read: a line for each.
+    /// Files that are never read although they seem meant to be: a line for each.
     pub(crate) unread: Vec<String>,
 }
 
@@ -126,8 +126,8 @@ impl Library {
         Self { program: Some(program), ..self }
     }
 
-    /// The library of these layers alone, the first one searched first. What depends on nobody's own files is taken to
-    /// be right: a test holds [`Self::checked`] to it.
+    /// The library of these layers alone, the first one searched first. Built-in files are assumed to be right; a test
+    /// compares them with [`Self::checked`].
     pub fn from_layers(layers: Vec<Layer>) -> Self {
         Self::assembled(layers, false)
     }
@@ -303,7 +303,7 @@ impl Library {
         &self.environment
     }
 
-    /// The program that is to render a file, and the files that it takes: where any of them is somebody's own.
+    /// The bounded process that renders a file, and the files that it takes, if any of them is a user's.
     pub(super) fn bounds<'a>(&'a self, file: &'a SourceFile) -> Option<(&'a Path, Vec<&'a SourceFile>)> {
         let program = self.program.as_deref().filter(|_| self.origins.len() > 1)?;
         let files = reached(&self.files, file);
@@ -405,8 +405,8 @@ impl Layer {
     }
 }
 
-/// The files that are somebody's own, the templates that depend on one, and all that these include. One of `lib/`
-/// may be included by any.
+/// The user's files, the templates that depend on one, and all files that these include. Any file may include one of
+/// `lib/`.
 fn depending_on_own(files: &BTreeMap<String, SourceFile>) -> Vec<&SourceFile> {
     let is_own = |name: &str| files.get(name).is_some_and(|file| file.origin != Origin::BuiltIn);
     let own: Vec<&str> = files.keys().map(String::as_str).filter(|name| is_own(name)).collect();

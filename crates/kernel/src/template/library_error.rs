@@ -1,4 +1,4 @@
-//! What can be wrong with the template library.
+//! Errors of the template library.
 
 use std::io;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ pub enum LibraryError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -35,7 +35,7 @@ pub enum LibraryError {
         place: Place,
         /// `contract` or `front matter`.
         what: &'static str,
-        /// What the TOML parser says.
+        /// The TOML parser's message.
         message: String,
     },
     /// A template does not begin with a comment.
@@ -46,18 +46,18 @@ pub enum LibraryError {
     Declaration {
         place: Place,
         item: String,
-        /// What would be right.
+        /// The expected value.
         expected: String,
         found: String,
     },
-    /// An expression is none.
+    /// An invalid expression.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
     /// The body is not a template.
     #[error("{place}: {message}")]
     Syntax {
         place: Place,
-        /// What the template engine says.
+        /// The template engine's message.
         message: String,
     },
     /// A name is used that nothing declares.
@@ -135,7 +135,7 @@ pub enum LibraryError {
     Broken {
         /// The file's path below its folder.
         name: String,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Arc<LibraryError>,
     },

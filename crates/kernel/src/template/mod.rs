@@ -1,5 +1,4 @@
-//! The template language: contracts, templates and the library of both, and rendering, which gives self-contained
-//! source.
+//! The template language: contracts, templates, the library of both, and rendering to self-contained source.
 //!
 //! - [`contract`]: what an op is (`op.toml`); [`signature`]: the arguments of a run of fused ops
 //! - [`Template`]: what a template says of itself (its front matter), and whether it fits a [`Problem`]
@@ -56,7 +55,7 @@ pub struct Template {
     pub ops: Vec<String>,
     /// The file's name without its extension.
     pub variant: String,
-    /// What it is written in.
+    /// Its language.
     pub language: Language,
     pub file: SourceFile,
     /// Where files of the same name lie that this one hides.
@@ -65,7 +64,7 @@ pub struct Template {
     pub signature: Arc<Signature>,
     /// Of a run, the tensors between its ops that it still writes.
     pub keeps: BTreeSet<String>,
-    /// How it does it, in a line.
+    /// Its method, in a line.
     pub summary: String,
     /// Which template is taken where no tuning row decides: the higher.
     pub priority: i64,

@@ -1,8 +1,8 @@
-//! The names that a template and all that it includes use, against those that are declared.
+//! Checks that all names which a template and its includes use are declared.
 //!
-//! The engine tells which names of its own a file looks up and does not set, but not across includes; so the includes
-//! are walked here, in the order of the text. A file of the library sees what its header takes, and leaves what it
-//! gives.
+//! The engine reports which names a file looks up and does not set, but not across includes. So the includes are
+//! walked here, in the order of the text. A file of the library sees the names that its header takes, and leaves those
+//! that it gives.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -23,7 +23,7 @@ const OF_THE_TARGET: [&str; 4] = ["arch", "wave_size", "precision", "features"];
 /// The head of a kernel, which is written from the contract.
 const SIGNATURE: &str = "signature";
 
-/// What the head of a kernel begins with where somebody typed it: a GPU's, the host's.
+/// How a hand-written kernel head begins: a GPU's, the host's.
 const TYPED_HEADS: [&str; 2] = ["extern \"C\"", "static void kernel("];
 
 /// The engine renders no more than some fifty includes within each other.
@@ -284,7 +284,7 @@ fn assigned(content: &str) -> Vec<String> {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Name<'t> {
     File(&'t str),
-    /// One of a folder's files, which a name of the template language chooses: what is before and behind it.
+    /// One of a folder's files, which a name of the template language chooses: what is before and after it.
     OneOf(&'t str, &'t str),
 }
 

@@ -1,8 +1,8 @@
-//! Where lines of a rendered kernel come from: the template, or what it includes.
+//! Maps lines of a rendered kernel to their template, or to a file that it includes.
 //!
-//! The kernel is rendered a second time, of templates whose lines begin with a marker of their file and number. Where
-//! the text without markers is what was rendered, the markers say where it comes from; what is compiled, and keyed,
-//! never holds any.
+//! The kernel is rendered a second time, from templates whose lines begin with a marker of their file and number. If
+//! that text without markers equals the rendered text, the markers give the origins. The compiled, keyed text never
+//! has markers.
 
 use super::Template;
 use super::bounded::{self, compiled_text};
@@ -17,10 +17,10 @@ use data::Place;
 const OPEN: char = '\u{e000}';
 const CLOSE: char = '\u{e001}';
 
-/// What stands before a kernel's text in a source for the simulator.
+/// The text before a kernel's text in a source for the simulator.
 pub const BEHIND_SIMULATOR: &str = "\n#line 2 \"kernel.hip\"\n";
 
-/// Lines of one log that are told.
+/// Most lines of one log that are reported.
 const MAX_TOLD: usize = 4;
 
 /// What a compiler says of a line that is wrong, and of one that asks for a text of C++ or of a macro where that is
@@ -35,7 +35,7 @@ const NAMES: [&str; 4] = ["kernel.hip:", "kernel.hip(", "kernel.c:", "kernel.c("
 pub struct Origins(Vec<Place>);
 
 impl Origins {
-    /// Of a kernel that was rendered of these; none where it cannot be told for sure.
+    /// The origins of a kernel that was rendered from these; none if they are not certain.
     pub fn trace(
         library: &Library,
         template: &Template,
@@ -84,8 +84,8 @@ impl Origins {
         line.checked_sub(1).and_then(|i| self.0.get(i))
     }
 
-    /// The lines that a compiler calls wrong in its log, or that it compiled when it came to what is wrong, each once,
-    /// with where they come from.
+    /// The lines that a compiler's log calls wrong, or that it was compiling at an error, each once, with their
+    /// origins.
     pub fn of_errors(&self, log: &str) -> Vec<(usize, Place)> {
         let mut told: Vec<(usize, Place)> = Vec::new();
         for line in log.lines().filter(|line| BLAMES.iter().any(|word| line.contains(word))).filter_map(line_in) {

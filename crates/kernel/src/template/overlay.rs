@@ -1,4 +1,4 @@
-//! The files of all places that templates come from, one of each name, and what each is.
+//! The files of all template folders, one of each name, and the kind of each.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use data::{Origin, SourceFile};
 /// The longest file that is read; of templates less is compiled.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// What a file is, by its name.
+/// The kind of a file, by its name.
 pub(super) enum Kind<'a> {
     Contract { op: &'a str },
     Tests,
@@ -23,7 +23,7 @@ pub(super) enum Kind<'a> {
     Stray(&'static str),
 }
 
-/// What a file of this name is.
+/// The kind of a file of this name.
 pub(super) fn kind(name: &str) -> Kind<'_> {
     let Some((folder, file)) = name.split_once('/') else { return Kind::Stray("a folder for each op") };
     let is_name =

@@ -1,11 +1,11 @@
-//! The parameters of a template: which values are legal for a problem on a target.
+//! The parameters of a template: their legal values for a problem on a target.
 
 use super::{Param, Params, Problem, Template};
 use crate::target::Target;
 use expression::{ExpressionError, Scope};
 use std::sync::Arc;
 
-/// Choices of parameters that a template may declare: whoever looks for a legal one may have to look at all.
+/// Most combinations of parameters of a template: a search for a legal one may have to try all.
 pub(super) const MAX_CHOICES: usize = 1 << 17;
 
 /// Parameters that a template refuses.

@@ -1,4 +1,4 @@
-//! What a kernel is asked to do: the problem, the precision, and the parameters that are tuned.
+//! A kernel's task: the problem, the precision, and the tuned parameters.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,14 +8,13 @@ use sha2::{Digest as _, Sha256};
 
 use format::Dtype;
 
-/// How exactly sums are done.
+/// Precision of sums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
-    /// The seeds' parity mode: f32 storage, sums in index order, no fast math.
+    /// f32 storage, sums in index order and no fast math, as in gpt-oss-amd.
     F32,
-    /// Matrix units, f32 accumulation, f32 residual stream; other activations are stored as bf16, which is what matrix
-    /// units take.
+    /// Matrix units, f32 accumulation and residual stream; other activations in bf16, the type of matrix units.
     Bf16,
 }
 
@@ -43,7 +42,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// What a node of the graph asks for: everything about it that a rendered kernel may depend on.
+/// A node's problem: everything about it that a rendered kernel may depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Problem {
     /// One op, or the run of ops that a fused template covers.
@@ -56,7 +55,7 @@ pub struct Problem {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
-    /// How exactly sums are done.
+    /// Precision of sums.
     pub precision: Precision,
     /// Of a run, the tensors between its ops that others need: `rmsnorm.y`.
     pub keeps: BTreeSet<String>,

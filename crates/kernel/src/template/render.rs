@@ -1,4 +1,4 @@
-//! Rendering: a template, a problem, parameters and a target in; source and everything needed to launch it out.
+//! Rendering: from a template, a problem, parameters and a target to the source and everything needed to launch it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -51,7 +51,7 @@ pub struct Rendered {
     /// The arguments after those: memory that the plan provides, contents undefined.
     pub workspace: Vec<ArgSpec>,
     pub launch: LaunchSpec,
-    /// How exactly its sums are done.
+    /// Precision of its sums.
     pub(crate) precision: Precision,
     /// Compiler options that the template asks for, in order.
     pub(crate) options: Vec<String>,
@@ -69,7 +69,7 @@ impl Rendered {
         self.args.iter().chain(&self.workspace)
     }
 
-    /// What a driver is told of it.
+    /// Its description for a driver.
     pub fn spec(&self) -> KernelSpec {
         let workspace =
             self.workspace.iter().map(|arg| ArgumentSpec { is_undefined: !arg.is_zeroed, ..arg.argument() });
@@ -106,7 +106,7 @@ pub enum RenderError {
     #[error("the problem for `{label}` does not agree with op.toml: {problem}")]
     Problem {
         label: String,
-        /// What does not agree.
+        /// The disagreement.
         problem: ProblemError,
     },
     /// The parameters are refused.
@@ -121,7 +121,7 @@ pub enum RenderError {
         label: String,
         /// The line, in the template or in what it includes.
         place: Place,
-        /// What the template engine says.
+        /// The template engine's message.
         message: String,
     },
     /// The body takes more than it may.
@@ -129,7 +129,7 @@ pub enum RenderError {
     Bounds {
         label: String,
         place: Place,
-        /// What it takes too much of.
+        /// The exceeded limit.
         #[source]
         source: Arc<BoundedError>,
     },
@@ -354,7 +354,7 @@ fn single_spaced(text: &str) -> String {
     spaced
 }
 
-/// Whether a line behind a text is left out of what is rendered.
+/// Whether a line after a text is left out of what is rendered.
 pub(super) fn is_spare(before: &str, line: &str) -> bool {
     line == "\n" && (before.is_empty() || before.ends_with("\n\n"))
 }

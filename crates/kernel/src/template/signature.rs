@@ -1,10 +1,10 @@
 //! The contracts of one op, or of a run of fused ops, as one: the arguments of a kernel, in order.
 //!
-//! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; what is left
-//! follows in order, scalars of the same name once. A dim, constant, flag or dtype that two ops name alike is one. Of
-//! two tensors of one name the later is under the name of its op and its own: `rmsnorm_scale`. A
-//! tensor that would vanish and that others need is kept: it follows last, under the name of its op and its own. One
-//! that the next op changes in place does not vanish: what the run leaves in it is an output, under the next op's name.
+//! Fused ops: a `write` argument and the next op's first argument are the same tensor and vanish; the remaining
+//! arguments follow in order, scalars of the same name once. A dim, constant, flag or dtype of the same name in two
+//! ops is one. Of two tensors of the same name, the later one gets its op's name in front: `rmsnorm_scale`. A kept
+//! tensor, which other nodes need, comes last, named by its op and its own name. A tensor that the next op changes in
+//! place does not vanish: the run's result in it is an output, under the next op's name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

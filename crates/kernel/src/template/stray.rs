@@ -1,4 +1,4 @@
-//! Files in folders of templates that nothing reads, though they seem meant to be read.
+//! Files in template folders that are never read, although they look like templates.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Tables that templates and files of `lib/` declare alike: what a template uses of the library becomes its own.
+//! Tables that templates and files of `lib/` may both declare: a used file's declarations become the template's own.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ use data::{Place, SourceFile};
 use expression::Expression;
 use format::Dtype;
 
-/// What both may declare.
+/// The tables that both may declare.
 #[derive(Default)]
 pub(super) struct Tables {
     pub uses: Vec<Spanned<String>>,
@@ -116,7 +116,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// What a table says, and where.
+/// A table's value and its place.
 pub(super) struct Declared<'p, T> {
     pub toml: &'p Toml<'p>,
     pub value: &'p Spanned<T>,
@@ -144,7 +144,7 @@ impl Declared<'_, String> {
     }
 }
 
-/// The tables of a template and of the files that it uses: each behind those that it uses itself, in the order in which
+/// The tables of a template and of the files that it uses: each after those that it uses itself, in the order in which
 /// they are named, and the template last.
 pub(super) struct Parts<'a>(Vec<Part<'a>>);
 

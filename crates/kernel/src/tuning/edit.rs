@@ -1,6 +1,6 @@
 //! Inserts rows into a table's text and leaves everything else unchanged, comments included.
 //!
-//! A row that is there keeps the numbers of tokens that no new row of the same `where` covers.
+//! An existing row keeps the token counts that no new row of the same `where` covers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -22,7 +22,7 @@ pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub facts: Facts,
-    /// For how many tokens.
+    /// The token counts.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,
@@ -35,11 +35,11 @@ pub struct NewRow {
     pub gbps: f64,
     /// At how many tokens both were measured.
     pub timed_at: u32,
-    /// What stands behind the time.
+    /// The evidence for the time.
     pub proof: Proof,
 }
 
-/// What stands behind a row's time; digests are SHA-256 in hex.
+/// The evidence for a row's time; digests are SHA-256 in hex.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Proof {
     /// How far apart the middle half of the times lay, as a fraction of their median.
@@ -49,11 +49,11 @@ pub struct Proof {
     /// The rendered source.
     pub source: Option<String>,
     pub object: Option<String>,
-    /// What the gate held the kernel against and what came out.
+    /// Digest of the gate's expected and found outputs.
     pub evidence: Option<String>,
 }
 
-/// Between the positions of two tables of a text there is room for so many new ones.
+/// Between the positions of two tables of a text there is room for this many new ones.
 const ROOM: isize = 1 << 20;
 
 /// The text of a table with these rows in it, in the place of those that they cover.
@@ -180,7 +180,7 @@ fn hand_on(document: &mut DocumentMut, position: isize, comment: &str) {
     });
 }
 
-/// Gives a row another range; what is written behind the old one stays.
+/// Gives a row another range; what is written after the old one stays.
 fn set_tokens(row: &mut toml_edit::Table, tokens: Tokens) {
     let mut value = Value::from(tokens.to_string());
     match row.get_mut("tokens").and_then(Item::as_value_mut) {

@@ -1,5 +1,5 @@
-//! The rows of a table by what they want: those that apply, and those that apply at once, are found without looking at
-//! each of them.
+//! An index of a table's rows by their conditions: finds the rows that apply, and pairs that apply at once, without
+//! looking at every row.
 
 use std::collections::BTreeMap;
 
@@ -14,8 +14,8 @@ type Wants = (String, Vec<String>, Option<StepKind>);
 /// table's rows. No two of the same values have a number in common: they would apply at once.
 type ByValues = BTreeMap<Vec<Fact>, BTreeMap<u32, usize>>;
 
-/// The rows of a table by what they want. Held against each other one by one, tables of many thousand rows took half a
-/// minute to read, and to plan with.
+/// The rows of a table by their conditions. Comparing rows one by one, reading a table of many thousand rows, and
+/// planning with it, took half a minute.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Index {
     rows: BTreeMap<Wants, ByValues>,
@@ -35,7 +35,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The rows that apply at so many tokens, or at some number of them, in the order of the table.
+    /// The rows that apply at this many tokens, or at some number of them, in the order of the table.
     pub(crate) fn applying(
         &self,
         rows: &[TuningRow],

@@ -19,7 +19,7 @@ pub struct LintFinding {
     pub text: String,
 }
 
-/// What deserves a look.
+/// Kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FindingKind {
     /// Two rows apply at once, or a file cannot be read for another reason: it is not used.
@@ -34,7 +34,7 @@ pub enum FindingKind {
     NotAskedFor,
     /// Others stand before it wherever it would apply.
     Unreachable,
-    /// What stands behind it says the same, or was measured to be faster.
+    /// What follows it says the same, or was measured to be faster.
     Dominated,
 }
 
@@ -104,7 +104,7 @@ impl TuningTables {
         findings
     }
 
-    /// Numbers of tokens that the rows of a `where` leave out, and that no row behind them is for, on one of these
+    /// Numbers of tokens that the rows of a `where` leave out, and that no row after them is for, on one of these
     /// targets: a line for each.
     pub(super) fn gaps(&self, targets: &[Target]) -> Vec<String> {
         let mut lines = Vec::new();
@@ -144,7 +144,7 @@ impl TuningTables {
         order
     }
 
-    /// Why the tables would be as good or better without a row, by those that stand behind it.
+    /// Why the tables would be as good or better without a row, by those that follow it.
     fn beaten(&self, row: &TuningRow, behind: &[&TuningRow]) -> Option<String> {
         // What says the same takes its place only where no other row would. A built-in row that was measured also
         // stands for its measurement.
@@ -165,7 +165,7 @@ impl TuningTables {
         None
     }
 
-    /// Whether a row that stands behind another one was measured to be faster.
+    /// Whether a row that follows another one was measured to be faster.
     fn is_faster(&self, behind: &TuningRow, row: &TuningRow) -> Option<String> {
         if !is_for_all_of(behind, row) {
             return None;
@@ -178,7 +178,7 @@ impl TuningTables {
         let (own, other) = (row.time_us?, behind.time_us?);
         let is_faster = other * (1.0 + NOISE) < own;
         let counts = is_measured(row) && is_measured(behind) && same_device && same_problem && same_rows;
-        (counts && is_faster).then(|| format!("{} behind it took {other} us, this one {own}", behind.place))
+        (counts && is_faster).then(|| format!("{} after it took {other} us, this one {own}", behind.place))
     }
 }
 

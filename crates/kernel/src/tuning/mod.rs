@@ -36,7 +36,7 @@ pub struct TuningTables {
 struct HeldTable {
     name: String,
     read: OnceLock<Table>,
-    /// What is read, if it was not.
+    /// The built-in file that is used instead.
     built_in: &'static str,
 }
 
@@ -56,7 +56,7 @@ impl Deref for HeldTable {
     }
 }
 
-/// What is asked of the tables.
+/// A query of the tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Query {
     /// The op, or the ops of a fused run joined by `+`.
@@ -65,14 +65,14 @@ pub struct Query {
     pub facts: Facts,
 }
 
-/// Why tables could not be used.
+/// Errors of tuning tables.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TuningError {
     /// A folder or file could not be read.
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -80,7 +80,7 @@ pub enum TuningError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -90,7 +90,7 @@ pub enum TuningError {
         file: String,
         /// The line, from 1.
         line: usize,
-        /// What the TOML parser says.
+        /// The TOML parser's message.
         message: String,
     },
     /// A row names a provenance that the file does not have.
@@ -157,8 +157,8 @@ impl TuningTables {
         cli_dir.map(Path::to_path_buf).into_iter().chain(from_config).collect()
     }
 
-    /// Reads the `.toml` files of these folders, then the built-in ones. What is wrong with a file of a folder is told
-    /// by [`Self::check_for`].
+    /// Reads the `.toml` files of these folders, then the built-in ones. [`Self::check_for`] reports problems of a
+    /// folder's files.
     ///
     /// # Errors
     /// The first folder that cannot be read.
@@ -209,7 +209,7 @@ impl TuningTables {
         };
         let of_nobody = own
             .filter(|table| !known.contains(&table.name))
-            .map(|table| format!("nothing reads `{}.toml`: no chip is called so{}", table.name, meant(&table.name)));
+            .map(|table| format!("nothing reads `{}.toml`: no chip has this name{}", table.name, meant(&table.name)));
         let of_others = self.others.iter().map(|path| {
             let name = path.file_stem().unwrap_or_default().to_string_lossy();
             format!("nothing reads `{}`: tables are called `<arch>.toml`{}", path.display(), meant(&name))
@@ -239,8 +239,8 @@ impl TuningTables {
         Ok(Self { layers: vec![tables.collect::<Result<_, _>>()?], broken: Vec::new(), others: Vec::new() })
     }
 
-    /// The same tables as if nobody had written a row for this target's own arch or family: only those for all GPUs, or
-    /// all hosts, are left. What is known of the chip stays.
+    /// The same tables without the rows for this target's own arch or family: only those for all GPUs, or all hosts,
+    /// are left. Facts about the chip stay.
     pub fn generic(&self, target: &Target) -> Self {
         let mut tables = self.clone();
         let mut families = target.families();
@@ -275,7 +275,7 @@ impl TuningTables {
         self.applying(query, n_tokens, step, target).next()
     }
 
-    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that stand behind it.
+    /// All rows that apply in a step of this kind: the one that the lookup gives, then those that follow it.
     pub(crate) fn applying<'a, 'q>(
         &'a self,
         query: &'q Query,
@@ -332,8 +332,8 @@ impl TuningTables {
         Ok(target)
     }
 
-    /// The parameters that rows name for a template (`linear/dot`) on a target, at any number of tokens, in any step
-    /// and at any dims: those of the query need only have the types that a row asks for.
+    /// The parameters that rows give a template (`linear/dot`) on a target, at any number of tokens, in any step and
+    /// with any dims: only the types must match the query.
     pub fn params_of<'a>(
         &'a self,
         template: &str,
@@ -351,7 +351,7 @@ impl TuningTables {
         self.layers.iter().flatten().filter(|table| table.name == name).find_map(|table| table.target.as_ref())
     }
 
-    /// The rows of an op that apply at so many tokens, or at some number of them, the first to be taken first: of a
+    /// The rows of an op that apply at this many tokens, or at some number of them, the first to be taken first: of a
     /// file those that want more.
     fn rows<'a, 'q>(
         &'a self,

@@ -58,7 +58,7 @@ pub struct TuningRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub facts: Facts,
-    /// For how many tokens.
+    /// The token counts.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub(crate) step: Option<StepKind>,
@@ -82,18 +82,18 @@ pub struct TuningRow {
     pub source: Option<String>,
     /// SHA-256 of the object that was measured, in hex.
     pub object: Option<String>,
-    /// SHA-256 of what the kernel was held against and what it gave before it was timed, in hex.
+    /// SHA-256 of the kernel's expected and found outputs in the check before timing, in hex.
     pub evidence: Option<String>,
     /// `file:line` of the row.
     pub place: String,
     pub(super) line: usize,
 }
 
-/// Where numbers come from.
+/// The origin of numbers.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
-    /// How they were come by.
+    /// How the numbers were obtained.
     pub kind: ProvenanceKind,
     /// A text or a date of TOML.
     #[serde(deserialize_with = "date")]
@@ -105,7 +105,7 @@ pub struct Provenance {
     pub notes: Option<String>,
 }
 
-/// How numbers were come by.
+/// How numbers were obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ProvenanceKind {
@@ -283,7 +283,7 @@ impl Table {
         (self.rows, self.index) = Default::default();
     }
 
-    /// The rows that apply at so many tokens, or at some number of them, those that want more of the problem first.
+    /// The rows that apply at this many tokens, or at some number of them, those that want more of the problem first.
     pub(crate) fn applying(&self, query: &Query, step: StepKind, n_tokens: Option<u32>) -> Vec<&TuningRow> {
         let places = self.index.applying(&self.rows, query, step, n_tokens);
         let mut rows: Vec<&TuningRow> = places.into_iter().map(|i| &self.rows[i]).collect();
@@ -292,7 +292,7 @@ impl Table {
     }
 
     /// Numbers of tokens that the rows of one `where` leave out. Rows of a fused run may leave out any: there the ops
-    /// are not fused; so may rows behind which others of the file stand.
+    /// are not fused; so may rows after which others of the file stand.
     pub(super) fn gaps(&self) -> Vec<Gap<'_>> {
         let mut gaps = Vec::new();
         let mut seen: Vec<&TuningRow> = Vec::new();
@@ -323,7 +323,7 @@ impl Table {
         gaps
     }
 
-    /// Whether other rows of the file stand behind it, which want less.
+    /// Whether other rows of the file follow it, which want less.
     fn falls_back(&self, row: &TuningRow) -> bool {
         self.rows.iter().any(|other| other.op == row.op && row.wants_more(other))
     }
@@ -428,7 +428,7 @@ impl TuningRow {
 
 /// Numbers of tokens that the rows of a `where` leave out.
 pub(super) struct Gap<'a> {
-    /// The row before or behind it.
+    /// The neighbouring row.
     pub(crate) row: &'a TuningRow,
     pub(crate) tokens: Tokens,
     /// In steps of this kind, where that matters to the rows.

@@ -10,7 +10,7 @@ pub const PRECISIONS: [&str; 2] = ["f32", "bf16"];
 /// That each word is one, whatever op the row is for.
 ///
 /// # Errors
-/// The first that is none, with what may be meant.
+/// The first unknown word, with a suggestion.
 pub(super) fn check(facts: &Facts) -> Result<(), String> {
     for (name, fact) in facts {
         let Fact::Text(word) = fact else { continue };
@@ -25,7 +25,7 @@ pub(super) fn check(facts: &Facts) -> Result<(), String> {
                 Some(meant) => format!("did you mean `{meant}`?"),
                 None => format!("expected one of: {}", known.join(", ")),
             };
-            return Err(format!("`where`: {name} = \"{word}\": no {what} is called so; {known}"));
+            return Err(format!("`where`: {name} = \"{word}\": no {what} has this name; {known}"));
         }
     }
     Ok(())
@@ -44,9 +44,9 @@ mod tests {
         assert_eq!(check("in_features", Fact::Number(1)), Ok(()));
         let said = |name: &str, word: &str| check(name, Fact::Text(word.into())).expect_err(word);
         let meant = said("weight", "bf61");
-        assert_eq!(meant, "`where`: weight = \"bf61\": no element type is called so; did you mean `bf16`?");
+        assert_eq!(meant, "`where`: weight = \"bf61\": no element type has this name; did you mean `bf16`?");
         assert!(said("weight", "q9_0").ends_with("; did you mean `q8_0`?"), "{}", said("weight", "q9_0"));
-        assert!(said("precision", "q8_0").ends_with("no precision is called so; expected one of: f32, bf16"));
+        assert!(said("precision", "q8_0").ends_with("no precision has this name; expected one of: f32, bf16"));
         assert!(said("in_features", "2880").contains("; expected one of: f32, bf16, "));
     }
 }

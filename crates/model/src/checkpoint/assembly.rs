@@ -1,9 +1,8 @@
-//! From the tensors that files hold to those of the model, which the family names in every format.
+//! Makes the model's tensors from those of files, by the family's names for each format.
 //!
-//! What is as the kernels want it stays where it is mapped; the rest becomes a [`Rearranged`]. Kernels take one type
-//! for all tensors but the experts' matrices, and one for those: bf16 where everything stored is exactly that, else
-//! f32. Files mix types (GGUF keeps vectors and the router in f32 whatever the rest is), so this is where they are
-//! brought to one.
+//! Tensors in the form that kernels take stay in the mapped file; others become a [`Rearranged`]. Kernels take one
+//! type for all tensors except the experts' matrices, and one for those: bf16 if everything stored is exact in bf16,
+//! else f32. Files mix types (GGUF keeps vectors and the router in f32), so they are made equal here.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -65,7 +64,7 @@ struct PlannedTensor {
     scales: Vec<Option<F8Scales>>,
     /// The order of the rows of each piece where they are in pairs.
     pairs: Vec<Option<PairedRows>>,
-    /// What is added to its numbers.
+    /// The number that is added to its elements.
     offset: Option<f32>,
     order: ElementOrder,
     is_expert: bool,
@@ -104,7 +103,7 @@ pub(super) fn assemble(
     Ok(tensors.into_iter().map(|tensor| (tensor.name.clone(), tensor)).collect())
 }
 
-/// The assembly under way.
+/// The state of an assembly.
 struct Taking<'a> {
     format: &'a FileLayout,
     dims: Arc<Scope>,

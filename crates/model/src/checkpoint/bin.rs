@@ -1,8 +1,8 @@
 //! gpt-oss-amd's `.bin` files: a header of 60 bytes, then all tensors packed, f32 or bf16, little-endian.
 //!
-//! There is no magic number, no version and no checksum: the header's ranges and the file's exact size are all there
-//! is to check. The size also tells the element type. What exporters are known to have got wrong in the header is
-//! mended here; what they got wrong in the tensors is in [`super::layout`].
+//! The format has no magic number, no version and no checksum; only the header's ranges and the file's exact size can
+//! be checked. The size also tells the element type. Known mistakes of exporters in the header are corrected here,
+//! mistakes in the tensors in [`super::layout`].
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! Blocks of numbers as GGUF files have them (ggml's `block_q4_0`, …): where codes and parameters lie in one, how they
-//! are taken apart into the arrays that the program has in memory, and what they stand for.
+//! Blocks of numbers in GGUF files (ggml's `block_q4_0`, …): where a block has its codes and parameters, how they are
+//! separated into arrays, and which numbers they mean.
 
 use half::f16;
 use rayon::prelude::*;
@@ -19,7 +19,7 @@ struct Layout {
 }
 
 /// Codes of a few bits, or further bits of codes: the lowest bits of `run` bytes are those of as many codes, the bits
-/// above these those of the codes behind, and so on; then the next `run` bytes.
+/// above these those of the codes after, and so on; then the next `run` bytes.
 #[derive(Clone, Copy)]
 struct Fields {
     at: usize,
@@ -154,7 +154,7 @@ pub(super) fn are_finite(format: &BlockFormat, blocks: &[u8]) -> bool {
         _ => None,
     });
     let halves: Vec<usize> = halves.collect();
-    // All bits of the exponent are set: the upper five behind the sign.
+    // All bits of the exponent are set: the upper five after the sign.
     let has_numbers = |block: &[u8]| halves.iter().all(|at| block[at + 1] & 0x7c != 0x7c);
     let is_finite = |block: &[u8]| has_numbers(block) && (format.dtype != Dtype::Mxfp4 || block[0] != 255);
     blocks.par_chunks(layout.len_bytes * 4096).all(|blocks| blocks.chunks_exact(layout.len_bytes).all(is_finite))

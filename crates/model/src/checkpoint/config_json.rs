@@ -1,8 +1,8 @@
-//! A model's dimensions out of a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`) and 5
-//! (`rope_parameters`), or OpenAI's own, which has our names.
+//! Reads a model's dimensions from a `config.json`: Hugging Face's of transformers 4 (`rope_theta`, `rope_scaling`)
+//! and 5 (`rope_parameters`), or OpenAI's own, which uses our names.
 //!
-//! What the program computes with constants must be what the file says, where it says anything: a model that would be
-//! computed otherwise is refused and not run wrongly.
+//! Constants of the program must equal the file's values, if it has them: a model that would be computed differently
+//! is refused.
 
 use serde_json::{Map, Value};
 
@@ -25,7 +25,7 @@ const QUANTIZED: [&str; 2] = ["fp8", "compressed-tensors"];
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
-    /// It is longer than any.
+    /// It is too long.
     #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
     TooLong { found: usize },
     #[error("the file is not JSON")]
@@ -33,13 +33,13 @@ pub enum ConfigFileError {
     /// A key that a model needs is not there, under none of its names.
     #[error("`{}` is missing", keys.join("` or `"))]
     Missing {
-        /// What it may be called.
+        /// The possible keys.
         keys: Vec<String>,
     },
     /// A value of another type, or one that the program does not compute.
     #[error("`{key}` is {found}, expected {expected}")]
     Value { key: String, expected: String, found: String },
-    /// Dimensions that make no model.
+    /// Dimensions that no model has.
     #[error(transparent)]
     Dimensions(#[from] ConfigError),
     /// The family's own file is broken.
@@ -409,7 +409,7 @@ impl<'a> Object<'a> {
         self.dimension(dim, &[key])?.ok_or_else(|| self.missing(&[key]))
     }
 
-    /// Whole numbers; none where no key is there.
+    /// Whole numbers; none if no key is there.
     fn list(&self, keys: &'static [String]) -> Result<Vec<usize>, ConfigFileError> {
         let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
         let Some(found) = self.any(&keys)? else { return Ok(Vec::new()) };

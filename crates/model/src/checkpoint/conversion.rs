@@ -1,4 +1,4 @@
-//! Numbers of one element type as numbers of another, row by row: those of tensors as those of a `.bin` file.
+//! Converts numbers from one element type to another, row by row, for `.bin` files.
 
 use half::bf16;
 
@@ -7,8 +7,8 @@ use format::Dtype;
 /// The numbers of e2m1's 16 codes: a sign, 2 bits of exponent, 1 of mantissa (OCP Microscaling Formats, 5.3.3).
 const E2M1: [f32; 16] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
-/// The numbers of MXFP4's 16 codes in a block with this scale, which stands for the factor `2^(scale - 127)`, and 255
-/// for NaN (5.4.1). They are exact, or infinite from 2^128 on; bf16 holds them exactly too.
+/// The numbers of MXFP4's 16 codes in a block with this scale: the factor is `2^(scale - 127)`, and 255 is NaN (5.4.1).
+/// They are exact, or infinite from 2^128 on; bf16 holds them exactly too.
 pub fn mxfp4_numbers(scale: u8) -> [f32; 16] {
     let factor = match scale {
         0 => 0x0040_0000, // 2^-127, below the normal numbers

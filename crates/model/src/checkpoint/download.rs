@@ -1,5 +1,5 @@
-//! Downloads that are not whole: what Hugging Face's tools and Git leave where a file should be, and what completes
-//! them.
+//! Incomplete downloads: what Hugging Face's tools and Git leave in place of a file, and the command that completes
+//! it.
 //!
 //! Hugging Face's cache has a folder `models--ORG--NAME` for a model: `blobs/` with the files, named by their digests,
 //! and `snapshots/REVISION/` with links to them. A file that is being downloaded is `blobs/DIGEST.incomplete`, and its

@@ -1,4 +1,4 @@
-//! Why a checkpoint could not be read, and what to do about it.
+//! Errors of reading a checkpoint, and what to do about them.
 
 use std::io;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ pub enum CheckpointError {
     #[error("could not read checkpoint `{}`", path.display())]
     File {
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Box<CheckpointError>,
     },
@@ -30,7 +30,7 @@ pub enum CheckpointError {
     #[error("could not read its file `{}`", path.display())]
     Part {
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Box<CheckpointError>,
     },
@@ -49,7 +49,7 @@ pub enum CheckpointError {
     Header {
         /// Where the value lies in the file.
         offset: usize,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: ConfigError,
     },

@@ -1,5 +1,5 @@
-//! A checkpoint as the bytes of a `.bin` file, whatever it was read from: the header, then all tensors in the order of
-//! [`groups`], made a few rows at a time.
+//! Writes any checkpoint as the bytes of a `.bin` file: the header, then all tensors in the order of [`groups`], made
+//! a few rows at a time.
 
 use std::borrow::Cow;
 use std::ops::Range;

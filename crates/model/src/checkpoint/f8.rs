@@ -1,5 +1,5 @@
-//! Numbers of 8 bits (e4m3) in safetensors: their scales lie in another tensor, one for a row, for a block of 128 by
-//! 128 or for the whole matrix. In memory a scale belongs to 128 numbers of a row, so that all of these are one format.
+//! 8-bit floats (e4m3) in safetensors: their scales are another tensor, one for a row, for a block of 128 by 128 or
+//! for the whole matrix. In memory a scale belongs to 128 numbers of a row, so that all of these are one format.
 
 use std::sync::Arc;
 

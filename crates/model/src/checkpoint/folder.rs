@@ -1,5 +1,5 @@
-//! Checkpoints of several files: a folder with a `config.json` and safetensors files, of which an index says what lies
-//! where.
+//! Checkpoints of several files: a folder with a `config.json` and safetensors files, and an index that says which
+//! file has which tensor.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -58,7 +58,7 @@ pub enum FolderError {
     /// The file that may have a chat template is not what it should be.
     #[error("could not read the chat template")]
     TokenizerConfig(#[source] serde_json::Error),
-    /// The index is longer than any.
+    /// The index is too long.
     #[error("the index has {found} bytes, expected {MAX_INDEX_BYTES} at most")]
     IndexTooLong { found: usize },
     /// The index is not what it should be.

@@ -125,9 +125,8 @@ pub enum Elements {
 
 impl Checkpoint {
     /// Reads a checkpoint: a folder with a `config.json` and safetensors files (or their index), one safetensors file
-    /// with a `config.json` beside it, a GGUF file or any one of its parts, or a `.bin` file, to which alone `layout`
-    /// applies. Which of them it is is told by what it holds. Weights stay where they are mapped; what is not there as
-    /// it is needed is made where it is used.
+    /// with a `config.json` beside it, a GGUF file or any one of its parts, or a `.bin` file; only the last uses
+    /// `layout`. The contents decide the kind. Weights stay in the mapped file; those in another form are made at use.
     ///
     /// # Errors
     /// [`CheckpointError::File`] around what is wrong with it.
@@ -183,7 +182,7 @@ impl Checkpoint {
         self.tensors.values().find(is_matrix).map(|tensor| tensor.dtype)
     }
 
-    /// The tensor whose rows are multiplied by the last norm to make logits: the embedding, where the two are tied.
+    /// The matrix that makes logits from the last norm: the embedding, if the two are tied.
     pub fn unembedding(&self) -> &'static str {
         if self.tensors.contains_key(tensors::UNEMBEDDING) { tensors::UNEMBEDDING } else { tensors::EMBEDDING }
     }
@@ -222,17 +221,17 @@ impl Checkpoint {
         checkpoint
     }
 
-    /// The same model with every tensor as its file has it, in a type of its own: what is stored in blocks of a format
-    /// stays so, as codes and parameters, and what became f32 to be like others is again what it was. Tensors whose
-    /// pieces differ, and vectors in f16, which kernels take as matrices alone, stay what they are here.
+    /// The same model with every tensor in its file's type: blocks of a format stay codes and parameters, and tensors
+    /// widened to f32 get their old type back. Tensors whose pieces differ, and vectors in f16, which kernels take only
+    /// as matrices, stay as they are here.
     pub fn as_stored(&self) -> Self {
         let tensors = self.tensors.values().flat_map(Tensor::as_stored);
         let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
         Self { tensors, ..self.clone() }
     }
 
-    /// The same model with those of its matrices quantised that are numbers now and that its family does not want
-    /// exact; experts' are left as they are. They are made where they are used, from what the file has.
+    /// The same model with its plain matrices quantised, except experts' and those that the family marks as exact. They
+    /// are converted at use, from the file's data.
     pub fn quantized(&self, to: Quantization) -> Self {
         let is_exact = |tensor: &Tensor| match self.config.family.tensor(&tensor.name) {
             Some((of_family, _)) => of_family.is_expert || of_family.is_exact || !tensor.name.ends_with("weight"),
@@ -279,7 +278,7 @@ impl Tensor {
         self.dtype.len_bytes(self.len())
     }
 
-    /// The elements, if they lie in a file or in memory as they are used.
+    /// The elements, if they are in a file or in memory in the form that is used.
     pub fn bytes(&self) -> Option<&Bytes> {
         match &self.elements {
             Elements::Bytes(bytes) => Some(bytes),

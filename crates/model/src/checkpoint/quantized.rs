@@ -1,5 +1,4 @@
-//! Matrices that are quantised where they are used, row by row, so that neither a file nor memory has to hold them
-//! twice.
+//! Matrices that are quantised at use, row by row, so that neither a file nor memory holds them twice.
 
 use std::fmt;
 
@@ -66,7 +65,7 @@ impl fmt::Display for Gain {
 }
 
 impl Checkpoint {
-    /// What quantising would save; none where a token would read no fewer bytes.
+    /// What quantising would save; none if a token would read no fewer bytes.
     pub fn gain(&self) -> Option<Gain> {
         let to = Quantization::Q8_0;
         let quantized = self.quantized(to);

@@ -1,8 +1,8 @@
-//! Random weights, described by a few numbers and made where they are used, so that a shape can be measured without a
-//! checkpoint of it: neither a file, nor memory of this process, nor a copy to the device.
+//! Random weights, described by a few numbers and generated at use, so that a shape can be measured without a
+//! checkpoint. They need no file, no memory of this process, and no copy to the device.
 //!
-//! `templates/random_weights` makes the elements, and states the formula. What is here is which numbers a tensor gets,
-//! and the same formula for this machine, for whoever needs the bytes.
+//! `templates/random_weights` makes the elements, and states the formula. Here are the numbers that each tensor gets,
+//! and the same formula for this machine.
 
 use std::collections::BTreeMap;
 

@@ -32,7 +32,7 @@ pub(crate) struct Piece {
     pub step: ElementConversion,
     /// Where its rows are in another order.
     pub(crate) pairs: Option<PairedRows>,
-    /// What is added to its numbers.
+    /// The number that is added to its elements.
     pub(crate) offset: Option<f32>,
     /// What numbers of 8 bits are multiplied by; none else.
     pub(crate) scales: Option<F8Scales>,
@@ -63,7 +63,7 @@ pub(crate) enum ElementConversion {
     Convert { from: Number, to: Dtype },
     /// The codes of GGUF's blocks become ours: consecutive elements of few bits share a byte, the first in its lowest.
     Codes(&'static BlockFormat),
-    /// The same of blocks that have them so behind their only scale, a byte.
+    /// The same of blocks that have them so after their only scale, a byte.
     CodesAsTheyAre(&'static BlockFormat),
     /// A parameter of GGUF's blocks, by its number.
     Parameter(&'static BlockFormat, usize),
@@ -74,7 +74,7 @@ pub(crate) enum ElementConversion {
 }
 
 impl ElementConversion {
-    /// Bytes of so many elements as they are stored.
+    /// Bytes of this many elements as they are stored.
     fn stored_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { from, .. } => from.len_bytes(n_elements),
@@ -88,7 +88,7 @@ impl ElementConversion {
         }
     }
 
-    /// Bytes of so many elements as they are wanted.
+    /// Bytes of this many elements as they are wanted.
     fn made_bytes(self, n_elements: usize) -> usize {
         match self {
             Self::Convert { to, .. } => to.len_bytes(n_elements),
@@ -328,7 +328,7 @@ impl Rearranged {
         piece.run(row, &piece.bytes[row * stored..][..stored], to);
     }
 
-    /// Whether rows are made of rows, of so many elements.
+    /// Whether rows are made of rows, of this many elements.
     pub(crate) fn has_rows_of(&self, row_len: usize) -> bool {
         self.row_len == row_len && !matches!(self.order, ElementOrder::Transposed { .. })
     }

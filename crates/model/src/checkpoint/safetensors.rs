@@ -97,11 +97,11 @@ pub enum SafetensorsError {
         found: u64,
     },
     /// The data is shorter or longer than the tensors.
-    #[error("the tensors take {expected} bytes, the file has {found} behind its header")]
+    #[error("the tensors take {expected} bytes, the file has {found} after its header")]
     Data {
         /// Bytes of all tensors.
         expected: u64,
-        /// Bytes in the file behind the header.
+        /// Bytes in the file after the header.
         found: u64,
     },
 }

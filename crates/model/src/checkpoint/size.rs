@@ -6,7 +6,7 @@ use super::tensors::{EMBEDDING, parameters};
 use super::{Checkpoint, Tensor};
 
 impl Checkpoint {
-    /// Number of weights: scales are none, nor is what fills the last block of a row.
+    /// Number of weights, without scales and without padding in the last block of a row.
     pub fn parameters(&self) -> u64 {
         parameters(&self.config).expect("readers refuse models of more than 2^64 bytes")
     }
@@ -27,7 +27,7 @@ impl Checkpoint {
         layers
     }
 
-    /// Bytes of the experts of the last `n_layers` that have any, of which a step for one token reads some.
+    /// Bytes of the experts of the last `n_layers` with experts; a step for one token reads some of them.
     pub fn bytes_per_token_of_last_experts(&self, n_layers: usize) -> u64 {
         let layers = self.expert_bytes();
         let first = layers.keys().rev().take(n_layers).next_back().copied().unwrap_or(usize::MAX);
@@ -36,7 +36,7 @@ impl Checkpoint {
         self.tensors.values().filter(is_of_them).map(|tensor| self.bytes_for_a_token(tensor)).sum()
     }
 
-    /// Bytes in memory of the table that tokens are looked up in, where that is all that it is for: none where logits
+    /// Bytes in memory of the table that tokens are looked up in, where that is all that it is for: none if logits
     /// are computed with it as well.
     pub fn looked_up_bytes(&self) -> usize {
         self.tensors.values().filter(|tensor| self.is_looked_up(tensor)).map(Tensor::len_bytes).sum()

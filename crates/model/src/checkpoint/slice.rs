@@ -1,5 +1,5 @@
-//! A part of a tensor, for a device that has no more of it: some rows of its matrices, or some columns, with zeros
-//! behind them. It is made where it is used; [`Slice`] itself is the whole tensor's description and a few numbers.
+//! A device's part of a tensor: some rows or columns of its matrices, with zeros after them. It is made at use;
+//! [`Slice`] itself is the whole tensor's description and a few numbers.
 
 use std::ops::Range;
 
@@ -14,12 +14,12 @@ pub struct Slice {
     cut: Cut,
 }
 
-/// Which rows and columns of a tensor, seen as matrices one behind the other.
+/// The rows and columns of a part of a tensor, seen as a sequence of matrices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cut {
     /// Rows of one matrix, and elements of a row; in MXFP4 whole blocks.
     pub(crate) matrix: [usize; 2],
-    /// The rows that are taken of each matrix, one range behind the other.
+    /// The rows that are taken of each matrix, one range after the other.
     pub(crate) rows: Vec<Range<usize>>,
     /// The elements that are taken of each row; in MXFP4 whole blocks.
     pub(crate) columns: Range<usize>,

@@ -1,5 +1,5 @@
-//! How files store numbers: element types that the program does not compute with among them, and how those become ones
-//! that it does.
+//! How files store numbers: element types, some of which the program does not compute with, and their conversion to
+//! types that it does.
 
 use half::{bf16, f16};
 

@@ -1,11 +1,11 @@
-//! The tensors of a model cut for several devices that compute it together: each has some heads of every layer, and a
-//! part of every expert. What they compute are parts of sums, which are added up twice in a layer. How many of what a
-//! device has says [`crate::config::tensor_parallel`].
+//! Cuts a model's tensors for several devices: each has some heads of every layer, and a part of every expert. The
+//! devices compute parts of sums, which are added up twice in a layer. [`crate::config::tensor_parallel`] has the
+//! dimensions of a device's part.
 //!
-//! Everything is cut so that it is computed as before, with other dimensions: query heads stay beside their key and
-//! value heads, experts' hidden features are cut by blocks of 32, as MXFP4 has them, and the last device's are filled
-//! up with zeros, which change no sum. What a device has of a row in blocks must be whole ones. The vocabulary is cut
-//! where it divides, and logits are put side by side.
+//! Each part is computed like a whole model with other dimensions. Query heads stay with their key and value heads.
+//! Experts' hidden features are cut at MXFP4's blocks of 32, and the last device's part is padded with zeros, which
+//! change no sum. A device's part of a row in blocks must be whole blocks. The vocabulary is cut if it divides, and
+//! logits are concatenated.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub enum TensorParallelError {
 }
 
 impl Cut {
-    /// Whether a tensor of so many elements consists of the matrices that it cuts.
+    /// Whether a tensor of this many elements consists of the matrices that it cuts.
     fn fits(&self, n_elements: usize) -> bool {
         let [n_rows, row_len] = self.matrix;
         let n_taken: usize = self.rows.iter().map(Range::len).sum();

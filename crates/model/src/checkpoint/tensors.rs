@@ -1,5 +1,5 @@
-//! The tensors of a model, as its family lists them: names, shapes outermost first, in the order of a `.bin` file. What
-//! of them a checkpoint in MXFP4 stores instead is in [`super::encoding`].
+//! The tensors of a model, as its family lists them: names, shapes outermost first, in the order of a `.bin` file.
+//! [`super::encoding`] says what a checkpoint in MXFP4 stores instead.
 
 use crate::config::ModelConfig;
 use crate::family::FamilyTensor;

@@ -1,5 +1,5 @@
-//! The dimensions of one model, under the names that its family's file (`models/*.toml`) gives them: Hugging Face's.
-//! [`tensor_parallel`] has those of a part of one, [`rope`] what angles are made of.
+//! The dimensions of one model, by the names in its family's file (`models/*.toml`), which are Hugging Face's.
+//! [`tensor_parallel`] has those of a device's part, [`rope`] the numbers for angles.
 
 mod rope;
 pub mod tensor_parallel;
@@ -34,7 +34,7 @@ pub struct ModelConfig {
     numbers: BTreeMap<&'static str, f32>,
     /// Its lists of whole numbers.
     lists: BTreeMap<&'static str, Vec<usize>>,
-    /// What a file divides each pair's angle by, one by one; empty where none does.
+    /// What a file divides each pair's angle by, one by one; empty if none does.
     rope_divisors: Vec<f32>,
 }
 
@@ -72,7 +72,7 @@ impl Serialize for ModelConfig {
 /// What a layer keeps of the tokens before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerState {
-    /// Keys and values of so many positions, the current one included; `None` is of all.
+    /// Keys and values of this many positions, the current one included; `None` is of all.
     Positions { window: Option<usize> },
 }
 
@@ -379,7 +379,7 @@ fn square_root(root: &Expression, over: Option<&Expression>, dims: &Arc<Scope>) 
     if root.is_finite() { root as f32 } else { 0.0 }
 }
 
-/// A published model, of which there need not be a checkpoint.
+/// A published model; a checkpoint of it need not exist.
 #[derive(Clone, Copy, Debug)]
 pub struct NamedShape {
     family: &'static Family,
@@ -438,7 +438,7 @@ impl NamedShape {
         ModelConfig { num_hidden_layers: layers.unwrap_or(config.num_hidden_layers), ..config }
     }
 
-    /// The same model with some of its dimensions and numbers, by name, in place of its own.
+    /// The same model with these values for some of its dimensions and numbers.
     pub fn config_with(self, values: &[(&str, f64)]) -> ModelConfig {
         let own = self.shape.values.iter().map(|(name, &value)| (name.as_str(), value));
         let mut all: Vec<(&str, f64)> = own.filter(|(name, _)| values.iter().all(|(given, _)| given != name)).collect();

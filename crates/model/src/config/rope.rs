@@ -1,4 +1,4 @@
-//! How positions become angles: what the family's file names in `[rope]`, as numbers.
+//! How positions become angles: the numbers that `[rope]` in the family's file names.
 
 use std::f32::consts::TAU;
 
@@ -86,7 +86,7 @@ pub struct Rotation {
     /// The factor on both: YaRN's `0.1 ln(factor) + 1`, or 1 without scaling.
     pub concentration: f32,
     /// The angle that position 1 turns pair i by, [`ModelConfig::head_width`] / 2 of them: of d values that rotate
-    /// `theta^(-2i / d)`, less where the context is stretched; 0 of those behind them.
+    /// `theta^(-2i / d)`, less where the context is stretched; 0 of those after them.
     pub inv_freq: Vec<f32>,
 }
 

@@ -1,5 +1,4 @@
-//! The dimensions of a device's part of a model that several compute together. What it has of each tensor says
-//! `checkpoint::tensor_parallel`.
+//! The dimensions of a device's part of a model. `checkpoint::tensor_parallel` cuts the tensors.
 
 use std::ops::Range;
 
@@ -10,12 +9,12 @@ use hint::Hint;
 /// Which part of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TpRank {
-    /// From 0.
+    /// Counted from 0.
     pub rank: usize,
     pub size: usize,
 }
 
-/// Experts' hidden features are cut between blocks of so many, as formats have them.
+/// Experts' hidden features are cut between blocks of this many, as formats have them.
 pub(crate) const BLOCK: usize = 32;
 
 /// The dimensions that are cut, and the width of a head: every family that can be cut has these names.
@@ -78,7 +77,7 @@ impl TpRank {
         ((each * self.rank).min(n)..(each * (self.rank + 1)).min(n), each)
     }
 
-    /// The ids whose logits it computes, of a vocabulary of so many: a part of them if they can be shared out evenly.
+    /// The ids whose logits it computes, of a vocabulary of this size: a part of them if the vocabulary divides evenly.
     pub fn ids(self, vocab_size: usize) -> Range<usize> {
         if vocab_size.is_multiple_of(self.size) { self.own(vocab_size) } else { 0..vocab_size }
     }

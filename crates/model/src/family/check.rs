@@ -1,5 +1,5 @@
-//! What can only be checked of a family with a model's dimensions: every expression has a value, pieces make up their
-//! tensors, and layers keep what they read.
+//! Checks of a family that need a model's dimensions: every expression has a value, pieces make up their tensors, and
+//! layers keep what they read.
 
 use std::sync::Arc;
 
@@ -100,7 +100,7 @@ impl Family {
                 _ => continue,
             }
             if (stored, read) != (1, 0) && (stored, read) != (1, 1) {
-                let expected = "one `rope_kv` in a layer, and behind it one `attention`";
+                let expected = "one `rope_kv` in a layer, and after it one `attention`";
                 return Err(FamilyError::at(&statement.place, &statement.op, expected, "others"));
             }
         }

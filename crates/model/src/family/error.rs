@@ -1,4 +1,4 @@
-//! What can be wrong with a family's file.
+//! Errors of a family's file.
 
 use data::Place;
 use expression::ExpressionError;
@@ -13,7 +13,7 @@ pub enum FamilyError {
     #[error("{place}: could not read the family: {message}")]
     Toml {
         place: Place,
-        /// What the TOML parser says.
+        /// The TOML parser's message.
         message: String,
     },
     /// Something is not as it must be.
@@ -21,11 +21,11 @@ pub enum FamilyError {
     Declaration {
         place: Place,
         item: String,
-        /// What would be right.
+        /// The expected value.
         expected: String,
         found: String,
     },
-    /// An expression is none.
+    /// An invalid expression.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
 }

@@ -1,5 +1,6 @@
-//! The families that this process knows: those of files that it was given, of the user's folder, and built in. Of two
-//! of the same name the first of these is the family; where it is broken, none is ([`usable`]).
+//! The families that this process knows, from files given by flags, the user's folder, and the program itself. Of
+//! several families of one name, the first in this order counts; if it is broken, that name has no family
+//! ([`usable`]).
 
 use std::path::{Path, PathBuf};
 use std::sync::{LazyLock, OnceLock, PoisonError, RwLock};
@@ -23,15 +24,14 @@ pub struct Broken {
     pub path: PathBuf,
     /// What it is called, which may be a family's name.
     pub name: String,
-    /// What is wrong with it.
+    /// The problem.
     pub error: FamilyError,
 }
 
 /// What is known stays where it is, so that families can be referred to: there are few of them.
 static KNOWN: RwLock<Option<&'static KnownFamilies>> = RwLock::new(None);
 
-/// The built-in files, each with the name of its family and read when somebody asks for it first: most commands need
-/// one of them.
+/// The built-in files, each with the name of its family, read on first use: most commands need one of them.
 static BUILT_IN: LazyLock<Vec<BuiltIn>> = LazyLock::new(|| {
     let files = data::MODELS.iter().filter_map(|(file, text)| Some((file.strip_suffix(".toml")?, *text)));
     files.map(|(name, text)| BuiltIn { name, text, family: OnceLock::new() }).collect()

@@ -1,4 +1,4 @@
-//! What a layer does, as a family's file writes it: a statement a line.
+//! A layer, as a family's file writes it: one statement per line.
 //!
 //! ```text
 //! statement = [name {, name} =] call [+ name]
@@ -6,9 +6,9 @@
 //! argument  = [name =] (call | name | weight | number | expression)
 //! ```
 //!
-//! A name is what a statement before gave, or `x`, what the layer is given; a weight is the name of a tensor, or what
-//! the names of several begin with. What is made of it, with the contracts of the ops, is the affair of
-//! `engine`'s `graph/forward`.
+//! A name is the result of an earlier statement, or `x`, the layer's input. A weight is the name of a tensor, or the
+//! common beginning of several tensors' names. `graph/forward` of `engine` makes nodes from statements and the ops'
+//! contracts.
 
 use std::collections::BTreeSet;
 
@@ -42,7 +42,7 @@ pub struct Argument {
 pub enum Operand {
     /// What a statement before gave.
     Value(String),
-    /// The layer's tensor of this name, or those whose names go on behind it.
+    /// The layer's tensor of this name, or those whose names go on after it.
     Weights(String),
     /// A whole number, or a condition, over the model's dimensions and the number of the `layer`.
     Expression(Expression),
@@ -116,7 +116,7 @@ fn at(first: &Place, line: usize) -> Place {
     Place { file: first.file.clone(), line: first.line + line }
 }
 
-/// Brackets that are open behind a text.
+/// Brackets that are open after a text.
 fn depth(text: &str) -> i64 {
     text.chars().map(|c| i64::from(matches!(c, '(' | '[')) - i64::from(matches!(c, ')' | ']'))).sum()
 }

@@ -1,10 +1,10 @@
 //! A model family as a file: `models/<name>.toml`, whose format `models/README.md` describes.
 //!
-//! A file says what checkpoints of the family hold: the dimensions, their keys and ranges; what must be as expected or
-//! the checkpoint is refused; the tensors, how each format spells them, how they are shared out among devices, how
-//! random ones are drawn; the published models by name; and a layer of the forward pass as a list of ops ([`layer`]),
-//! of which `engine`'s `graph/forward` makes nodes. `config` has the dimensions of one model, and `checkpoint` reads
-//! everything that it knows of a tensor here. [`known`] are the families of this process.
+//! A file describes the family's checkpoints: dimensions with their keys and ranges; expected values, without which a
+//! checkpoint is refused; tensors, their names in each format, their cut among devices, and how random ones are drawn;
+//! published models by name; and a layer of the forward pass as a list of ops ([`layer`]), from which `graph/forward`
+//! of `engine` makes nodes. `config` has the dimensions of one model; `checkpoint` reads all facts about tensors here.
+//! [`known`] are the families of this process.
 
 pub(crate) mod check;
 mod error;
@@ -37,7 +37,7 @@ pub struct Family {
     path: String,
     /// What `model_type` is in `config.json`.
     pub(crate) model_types: Vec<String>,
-    /// What `general.architecture` is in GGUF, behind which the model's own keys stand.
+    /// What `general.architecture` is in GGUF, after which the model's own keys stand.
     pub(crate) architectures: Vec<String>,
     /// How chats are written: `harmony`, or `template`, the checkpoint's own; where it is not said, the tokenizer
     /// tells.
@@ -51,9 +51,9 @@ pub struct Family {
     pub(crate) facts: BTreeMap<String, Expression>,
     /// How positions become angles: first what layers turn by that do not say.
     pub(crate) ropes: Vec<Rope>,
-    /// What `config.json` says, where it says it: by key, behind a dot inside of an object.
+    /// What `config.json` says, where it says it: by key, after a dot inside of an object.
     pub(crate) expected_in_json: BTreeMap<String, Expected>,
-    /// What GGUF files say: by key, behind the architecture's name.
+    /// What GGUF files say: by key, after the architecture's name.
     pub(crate) expected_in_gguf: BTreeMap<String, Expected>,
     /// The published models.
     pub shapes: Vec<Shape>,
@@ -70,7 +70,7 @@ pub struct Forward {
     others: Vec<(Expression, Vec<Statement>)>,
     /// What is done before the layers, to the rows of the embedding.
     first: Vec<Statement>,
-    /// What is done behind the layers, to the rows that want logits.
+    /// What is done after the layers, to the rows that want logits.
     last: Vec<Statement>,
 }
 
@@ -99,7 +99,7 @@ pub const COS_SIN: &str = "cos_sin";
 pub(crate) enum RopeScaling {
     /// Nothing: files that say otherwise are refused.
     None,
-    /// YaRN, as OpenAI computes it, or nothing where a file says so.
+    /// YaRN, as OpenAI computes it, or nothing if a file says so.
     Yarn {
         /// The number that is its factor.
         factor: String,
@@ -153,7 +153,7 @@ pub struct Dim {
     pub(crate) max: i64,
     /// Its keys in `config.json`: where it stands under several, it must be the same.
     pub(crate) json: Vec<String>,
-    /// Its keys in GGUF, behind the architecture's name: the first that is there.
+    /// Its keys in GGUF, after the architecture's name: the first that is there.
     pub(crate) gguf: Vec<String>,
     /// It is 1 for GGUF files that lack this tensor, and 0 for those that have it.
     pub(crate) gguf_lacks: Option<String>,
@@ -177,7 +177,7 @@ pub struct Number {
     pub(crate) above: f32,
     /// Its keys in `config.json`.
     pub(crate) json: Vec<String>,
-    /// Its keys in GGUF, behind the architecture's name.
+    /// Its keys in GGUF, after the architecture's name.
     pub(crate) gguf: Vec<String>,
     /// What it is where a checkpoint does not say.
     pub(crate) default: Option<f64>,
@@ -185,7 +185,7 @@ pub struct Number {
     pub(crate) root: Option<(Expression, Option<Expression>)>,
 }
 
-/// Whole numbers of a model, as many as its file has; none where it does not say.
+/// Whole numbers of a model, as many as its file has; none if it does not say.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct List {
     pub(crate) name: String,
@@ -218,8 +218,8 @@ impl Family {
         self.dims.iter().find(|dim| dim.name == name)
     }
 
-    /// The tensors that a statement's name stands for: the one of this name, or those whose names go on behind it
-    /// (`attn.qkv` for `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
+    /// The tensors for a statement's name: the one of this name, or those whose names continue it (`attn.qkv` for
+    /// `attn.qkv.weight` and `attn.qkv.bias`, `mlp.mlp1` for `mlp.mlp1_weight`).
     pub fn tensors_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a FamilyTensor> {
         self.tensors.iter().filter(move |tensor| tensor.is_of(name))
     }
@@ -229,7 +229,8 @@ impl Family {
         self.tensors_of(name).any(|tensor| matches!(tensor.cut, Sharding::QueryHeadColumns | Sharding::FeatureColumns))
     }
 
-    /// The tensor of a canonical name, or the one of whose blocks it is a parameter (a scale), and whether it is that.
+    /// The tensor of a canonical name, or the tensor whose blocks have it as a parameter (a scale), and whether it is
+    /// that.
     pub fn tensor(&self, name: &str) -> Option<(&FamilyTensor, bool)> {
         let inner = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(_, inner)| inner);
         let of = |is_it: &dyn Fn(&FamilyTensor, &str) -> bool| {
@@ -299,7 +300,7 @@ impl Forward {
         &self.first
     }
 
-    /// What is done behind the layers, to the rows that want logits.
+    /// What is done after the layers, to the rows that want logits.
     pub fn last(&self) -> &[Statement] {
         &self.last
     }

@@ -1,4 +1,4 @@
-//! A tensor of a family: its names and shape in every format, and what is made of it.
+//! A tensor of a family: its names and shape in every format, and how it is assembled from them.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ pub struct FamilyTensor {
     pub(crate) draw: Draw,
 }
 
-/// Where tensors have names of their own.
+/// The schemes of tensor names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NamingScheme {
     /// OpenAI's original checkpoints, whose names are ours.
@@ -72,7 +72,7 @@ pub(crate) const EXPERT: &str = "{e}";
 /// How stored tensors are put together.
 #[derive(Clone, Debug)]
 pub(crate) enum Stack {
-    /// One behind the other; the number of rows of each.
+    /// One after the other; the number of rows of each.
     Rows(Vec<Expression>),
     /// Row by row in turn: each has as many as the others, of the second dimension.
     InTurn,
@@ -99,7 +99,7 @@ pub(crate) struct PairedRows {
     pub(crate) rows: usize,
     /// Those of them that rotate.
     pub(crate) rotated: usize,
-    /// Rows of all heads that are so; those behind them stay.
+    /// Rows of all heads that are so; those after them stay.
     pub(crate) end: usize,
 }
 

@@ -1,6 +1,6 @@
-//! BPE as files spell it: tokens, and a list of the pairs that merge, the first before the others, or a score of every
-//! token. GPT-2's kind writes the bytes of tokens as printable characters; SentencePiece's has text, U+2581 for blanks
-//! and `<0xHH>` for the bytes of characters without a token. `tokenizer.json` and GGUF files have either;
+//! BPE from files: tokens, and either a list of the pairs that merge, the first before the others, or a score of every
+//! token. GPT-2's kind writes the bytes of tokens as printable characters. SentencePiece's kind has text, U+2581 for
+//! blanks, and `<0xHH>` for the bytes of characters without a token. `tokenizer.json` and GGUF files have either;
 //! [`super::json`] reads the former.
 
 use std::collections::HashMap;
@@ -98,7 +98,7 @@ pub struct SpelledBpe {
     pub tokens: Vec<(String, u32)>,
     /// Tokens that are names and stand for themselves: control tokens for the most part.
     pub added: Vec<(String, u32)>,
-    /// The same, but that prompts always have them, whoever wrote them.
+    /// Tokens that are recognised in every prompt, whoever wrote it.
     pub in_prompts: Vec<(String, u32)>,
     /// Tokens that nothing gives.
     pub unused: Vec<(String, u32)>,

@@ -1,4 +1,4 @@
-//! Hugging Face's `tokenizer.json`, of which BPE is read: of bytes, as GPT-2 has it, and SentencePiece's.
+//! Hugging Face's `tokenizer.json`. Only BPE is read: of bytes, as in GPT-2, and SentencePiece's.
 
 use std::fmt;
 
@@ -143,7 +143,7 @@ fn pieces(normalizer: &Normalizer, file: &File) -> Result<Option<Pieces>, BpeErr
     Ok(Some(pieces))
 }
 
-/// A known pattern, then bytes as characters; or these with GPT-2's pattern, behind digits that are alone or not.
+/// A known pattern, then bytes as characters; or these with GPT-2's pattern, after digits that are alone or not.
 fn split_of_pre_tokenizer(pre_tokenizer: &Value) -> Result<Split, BpeError> {
     let known = match steps(pre_tokenizer, "pretokenizers") {
         [split, bytes] if has_bytes(bytes, false) => pattern(split).and_then(|of| Split::of_pattern(of, false)),

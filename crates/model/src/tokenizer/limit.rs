@@ -1,17 +1,17 @@
-//! How far a text is encoded.
+//! A limit on the length up to which a text is encoded.
 
 use super::TokenizerError;
 
-/// Where the encoding of a text that somebody else sent is given up.
+/// When to stop encoding a client's text.
 #[derive(Clone, Copy)]
 pub struct Limit<'a> {
     pub max_tokens: usize,
-    /// Whether somebody still waits for the tokens. Asked between words, and between the windows of a long one.
+    /// Whether the tokens are still wanted. Called between words, and between the windows of a long one.
     pub is_wanted: &'a dyn Fn() -> bool,
 }
 
 impl Limit<'_> {
-    /// All of the text, whoever waits.
+    /// No limit.
     pub const NONE: Limit<'static> = Limit { max_tokens: usize::MAX, is_wanted: &|| true };
 
     /// Checks whether to go on after `n_tokens` tokens.

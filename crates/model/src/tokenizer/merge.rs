@@ -7,7 +7,7 @@
 //! whole gives the sequence. For no merge crosses an end of a part: look at the first that would. Until then the
 //! merges in the two parts beside that end were those of merging the two alone, since a pair that is the best of all is
 //! the best of those two; so this merge would come there too, and it does not. Within a window neighbours are such
-//! pairs, whatever comes behind it; where windows meet that is tried.
+//! pairs, whatever comes after it; where windows meet that is tried.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,7 +20,7 @@ const UNKNOWN: u32 = 0;
 /// Bytes of a window, at least.
 const WINDOW: usize = 512;
 
-/// The same, in lengths of the longest token. The last quarter of a window is merged once more, with what comes behind.
+/// The same, in lengths of the longest token. The last quarter of a window is merged again, with the text after it.
 const WINDOW_TOKENS: usize = 4;
 
 /// Encodes a piece as gpt-oss-amd does: always by merging from single bytes. `check` is asked between windows of a long
@@ -96,8 +96,8 @@ fn encode<E>(
     check(ids.len())
 }
 
-/// Encodes a piece by windows of so many bytes; false if two of them do not fit each other. `check` may see some ids
-/// more than the piece comes to, if that is found out behind them.
+/// Encodes a piece by windows of this many bytes; false if two of them do not fit each other. `check` may see some ids
+/// more than the piece comes to, if that is found out after them.
 fn encode_windows<E>(
     vocabulary: &Vocabulary,
     piece: &[u8],

@@ -82,7 +82,7 @@ pub enum TokenizerError {
     #[error("could not use tokenizer `{}`", path.display())]
     File {
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         #[source]
         source: Box<TokenizerError>,
     },
@@ -163,7 +163,7 @@ pub enum TokenizerError {
     /// The text has more tokens than its [`Limit`].
     #[error("the text has more than {max_tokens} tokens")]
     TooManyTokens { max_tokens: usize },
-    /// Nobody waits for the tokens any more: [`Limit::is_wanted`].
+    /// The tokens are not wanted any more: [`Limit::is_wanted`].
     #[error("the caller no longer waits for the tokens")]
     Abandoned,
     /// Words consist of characters, and these bytes are not characters.
@@ -252,7 +252,7 @@ impl Tokenizer {
     /// Reads a `tokenizer.bin`, as [`Self::from_file`] does.
     ///
     /// # Errors
-    /// The bytes are not a `tokenizer.bin` with so many records.
+    /// The bytes are not a `tokenizer.bin` with this many records.
     pub fn from_bin(bytes: Bytes, vocab_size: Option<usize>, split: Option<Split>) -> Result<Self, TokenizerError> {
         Ok(Self::new(seeds::read(bytes, vocab_size)?, split.unwrap_or(Split::Seeds)))
     }
@@ -274,7 +274,7 @@ impl Tokenizer {
         Self { way: split.into(), ..self.clone() }
     }
 
-    /// The same, for texts that go on behind others: no blank is put before them.
+    /// The same, for texts that continue others: no blank is put before them.
     pub fn within_text(&self) -> Self {
         let way = match self.way {
             Way::Pieces(pieces) => Way::Pieces(Pieces { prefix: Prefix::Never, strips: false, ..pieces }),
@@ -288,7 +288,7 @@ impl Tokenizer {
         Self { begin: begin.into(), ..self }
     }
 
-    /// A text's ids behind the tokens that prompts begin with, unless they are there already.
+    /// A text's ids after the tokens that prompts begin with, unless they are there already.
     pub fn begun(&self, ids: Vec<u32>) -> Vec<u32> {
         if ids.starts_with(&self.begin) { ids } else { [&self.begin, &ids[..]].concat() }
     }
@@ -330,7 +330,7 @@ impl Tokenizer {
         Ok(ids)
     }
 
-    /// As [`Self::encode`], behind ids that are there already, which count for the limit. It takes memory for the ids,
+    /// As [`Self::encode`], after ids that are there already, which count for the limit. It takes memory for the ids,
     /// and little else.
     ///
     /// # Errors
@@ -442,7 +442,7 @@ impl Tokenizer {
         self.vocabulary.special(name.as_bytes()).or_else(|| self.vocabulary.id(name.as_bytes()))
     }
 
-    /// Whether an id is that of a special token, whose bytes are a name and no text.
+    /// Whether an id is a special token's, whose bytes are a name and no text.
     pub fn is_special(&self, id: u32) -> bool {
         self.vocabulary.is_special(id)
     }
@@ -457,7 +457,7 @@ impl Tokenizer {
         self.vocabulary.piece(id).ok_or(TokenizerError::UnknownId { id, vocab_size: self.vocab_size() })
     }
 
-    /// The text of tokens from a text's beginning on, where some tokenizers put a blank. Tokens that go on behind
+    /// The text of tokens from a text's beginning on, where some tokenizers put a blank. Tokens that go on after
     /// others are for [`Self::decode_all`].
     ///
     /// # Errors

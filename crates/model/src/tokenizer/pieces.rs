@@ -1,5 +1,5 @@
-//! Text as SentencePiece takes it (Llama 2, Mistral, Gemma): it is not cut into words, blanks are characters of tokens
-//! like others, and one more may be put before it.
+//! Text for SentencePiece (Llama 2, Mistral, Gemma): it is not cut into words, blanks are ordinary characters of
+//! tokens, and one more blank may be put before the text.
 
 use std::borrow::Cow;
 
@@ -13,7 +13,7 @@ pub enum Prefix {
     Never,
     /// Before a text, if it does not begin with a special token.
     First,
-    /// Before a text, and behind every special token.
+    /// Before a text, and after every special token.
     Each,
 }
 

@@ -1,7 +1,7 @@
 //! gpt-oss-amd's `tokenizer.bin`: the longest token's length, then one record per token, little-endian.
 //!
-//! A record is a score (f32), a length (i32) and so many bytes. A score of -1e30 marks a special token; other scores
-//! are not used, since the merge order is that of the ids. The number of records is stated nowhere.
+//! A record is a score (f32), a length (i32) and that many bytes. A score of -1e30 marks a special token; other scores
+//! are unused, because ids give the merge order. The file does not say how many records it has.
 
 use bytes::Bytes;
 

@@ -172,7 +172,7 @@ pub(super) fn words<E>(split: Split, text: &str, mut piece: impl FnMut(&str) -> 
 /// to that word.
 struct Pattern {
     regex: Regex,
-    /// Whether white space up to a line end is a piece of its own, which leaves nothing to the word behind it.
+    /// Whether white space up to a line end is a piece of its own, which leaves nothing to the word after it.
     line_ends: bool,
 }
 

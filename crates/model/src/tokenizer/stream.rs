@@ -1,4 +1,4 @@
-//! Text out of bytes that arrive in pieces which need not end at a character.
+//! Makes text from bytes that arrive in pieces, which need not end at a character.
 
 /// Puts characters together. Whatever the cuts, the text is that of [`String::from_utf8_lossy`] on the whole.
 #[derive(Clone, Debug, Default)]

@@ -14,7 +14,7 @@ pub(super) struct Vocabulary {
     ids: Ids,
     /// Tokens that no text is merged to.
     specials: HashMap<Bytes, u32>,
-    /// Those of them that are tokens in any prompt, whoever wrote it.
+    /// Of these, tokens that are recognised in every prompt.
     added: HashSet<u32>,
     /// Lengths of the special tokens' names in bytes, longest first.
     special_lengths: Vec<usize>,

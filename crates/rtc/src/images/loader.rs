@@ -1,4 +1,4 @@
-//! What the loader of ELF systems says of the images in this process.
+//! The images in this process, as the loader of ELF systems reports them.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::path::PathBuf;

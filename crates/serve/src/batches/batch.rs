@@ -1,7 +1,7 @@
-//! What is known of a batch, and what it may become.
+//! The state of a batch, and the states that may follow.
 //!
-//! `validating` → `in_progress` → `finalizing` → `completed`; `failed` where its file is wrong; `expired` behind
-//! `finalizing` when its time is over; `cancelling` → `cancelled`.
+//! `validating` → `in_progress` → `finalizing` → `completed`; `failed` if its file is wrong; `expired` after
+//! `finalizing` if its time is over; `cancelling` → `cancelled`.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -47,7 +47,7 @@ impl Status {
         matches!(self, Self::Failed | Self::Completed | Self::Expired | Self::Cancelled)
     }
 
-    /// Whether it is not too late for that, or it was told before.
+    /// Whether it can still be cancelled, or already is.
     pub(super) fn may_be_cancelled(self) -> bool {
         matches!(self, Self::Validating | Self::InProgress | Self::Cancelling)
     }
@@ -80,7 +80,7 @@ impl BatchEnd {
             Self::Answered => ("server_error", "this request has no answer"),
             Self::Expired => ("batch_expired", "this request could not be answered before the completion window ended"),
             Self::Cancelled => ("batch_cancelled", "the batch was cancelled before this request was answered"),
-            Self::GivenUp => ("server_error", "the server ended several times while it was at this request"),
+            Self::GivenUp => ("server_error", "the server ended several times while it ran this request"),
         }
     }
 }
@@ -195,8 +195,8 @@ impl Batch {
         lock(&self.record)
     }
 
-    /// Changes what is known of it, all but the counts. Everybody else sees what was before until `keep` has kept it,
-    /// and nothing of it if that fails. One change is made after the other.
+    /// Changes its state, except the counts. Readers see the old state until `keep` has stored the new one; if that
+    /// fails, nothing changes. Changes are made one after the other.
     pub(super) fn change<T, E>(
         &self,
         change: impl FnOnce(&mut BatchRecord) -> T,
@@ -229,7 +229,7 @@ impl Batch {
         lock(&self.taken).more(bytes)
     }
 
-    /// There are answers of so many bytes.
+    /// There are answers of this many bytes.
     pub(super) fn found(&self, bytes: u64) {
         lock(&self.taken).found(bytes);
     }
@@ -248,7 +248,7 @@ impl Batch {
         *told = trouble;
     }
 
-    /// Has whoever works at it look at its status.
+    /// Wakes its worker to look at the status.
     pub(super) fn wake(&self) {
         self.woken.notify_one();
     }
@@ -258,7 +258,7 @@ impl Batch {
         self.woken.notified().await;
     }
 
-    /// As clients are told.
+    /// The object for clients.
     pub(super) fn json(&self) -> Value {
         let of = self.record();
         let mut problems = of.problems.clone();

@@ -92,7 +92,7 @@ impl Driver {
         self.finish(&lines, answers, end).await
     }
 
-    /// Tries something that waits for the disk until it succeeds; clients are told what is in the way.
+    /// Repeats an operation on the disk until it succeeds; clients see the error meanwhile.
     async fn insist<T: Send + 'static>(
         &self,
         mut work: impl FnMut() -> Result<T, NotKept> + Send + 'static,

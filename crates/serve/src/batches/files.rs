@@ -129,7 +129,7 @@ async fn short_text(mut part: Part<'_>) -> Result<String, ApiError> {
     while let Some(chunk) = in_time(part.chunk()).await? {
         text.extend_from_slice(&chunk);
         if text.len() > MAX_NAME {
-            return Err(no_form("a field is longer than any that a file has"));
+            return Err(no_form("a field is too long"));
         }
     }
     Ok(String::from_utf8_lossy(&text).into_owned())
@@ -199,7 +199,7 @@ async fn delete(
     let store = server.batches.store()?.clone();
     let file = store.file(caller, &id)?;
     if let Some(batch) = store.user_of(&id) {
-        let message = format!("the file `{id}` is that of the batch `{}`, which is not over", batch.id());
+        let message = format!("the file `{id}` is that of the batch `{}`, which is not finished", batch.id());
         return Err(ApiError::bad_request("file_in_use", message));
     }
     blocking(move || store.delete_file(&file.id)).await??;

@@ -16,7 +16,7 @@ use crate::field::Field;
 use system::foreign_text;
 use system::os::FileExt;
 
-/// Most problems of a file that are told.
+/// Most problems of a file that are reported.
 const MAX_PROBLEMS: usize = 100;
 
 /// Where the requests of a file are.
@@ -90,7 +90,7 @@ impl Lines {
                 Ok((custom_id, asked)) => {
                     model.get_or_insert(asked);
                     if let Some(first) = first_lines.insert(custom_id.clone(), number) {
-                        let message = format!("the `custom_id` `{custom_id}` is that of line {first} too");
+                        let message = format!("line {first} has the `custom_id` `{custom_id}` too");
                         let of_id = Some("custom_id".to_owned());
                         problems
                             .push(Problem { param: of_id, ..problem("duplicate_custom_id", &message, Some(number)) });
@@ -149,7 +149,7 @@ fn look(text: &[u8], expected: &Expected) -> Result<(String, String), ApiError> 
     let wrong = |error: serde_json::Error| {
         let words = error.to_string();
         let words = words.split(" at line ").next().unwrap_or_default().to_owned();
-        ApiError::bad_request("invalid_json_line", format!("the line is no JSON: {words} (column {})", error.column()))
+        ApiError::bad_request("invalid_json_line", format!("the line is not JSON: {words} (column {})", error.column()))
     };
     let value: Value = serde_json::from_slice(&text).map_err(wrong)?;
     let line = Field::body(&value)?;
@@ -172,7 +172,7 @@ fn look(text: &[u8], expected: &Expected) -> Result<(String, String), ApiError> 
     if let Some(stream) = body.get("stream")
         && stream.flag()?
     {
-        return Err(stream.unsupported("answers of a batch are whole"));
+        return Err(stream.unsupported("answers of a batch are not streamed"));
     }
     // As it is read when its turn comes: that takes no key twice.
     let _: Line = serde_json::from_slice(&text).map_err(wrong)?;

@@ -1,9 +1,9 @@
-//! OpenAI's batch API: files of requests in a folder, answered behind all other requests.
+//! OpenAI's batch API: files of requests in a folder, answered in the background of all other requests.
 //!
-//! [`store`] is the folder, [`room`] what it may take, [`batch`] what is known of a batch and how that changes,
-//! [`lines`] a file of requests. [`drive`] has the endpoints answer them and writes each answer at once; after a
-//! restart it continues with the requests that have no answer. [`output`] writes the files. The endpoints of batches
-//! are here, those of files in [`files`].
+//! [`store`] is the folder, [`room`] its size limit, [`batch`] the state of a batch, [`lines`] a file of requests.
+//! [`drive`] sends lines to the endpoints and writes each answer at once; after a restart it continues with the
+//! requests that have no answer. [`output`] writes the files. The endpoints of batches are here, those of files in
+//! [`files`].
 
 pub(crate) mod batch;
 mod drive;

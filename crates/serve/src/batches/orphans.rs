@@ -1,5 +1,5 @@
-//! Leftovers in the folder from a program that was killed, to which nothing refers: the bytes of a file without its
-//! description, answers without their batch or of a batch that is over.
+//! Leftovers of a killed program in the folder, to which nothing refers: a file's bytes without its description,
+//! answers without their batch or of a finished batch.
 
 use std::collections::BTreeSet;
 use std::fs;

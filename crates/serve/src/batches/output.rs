@@ -1,4 +1,4 @@
-//! The two files of a batch that is over: its answers and its errors.
+//! The two files of a finished batch: its answers and its errors.
 
 use std::io::{self, BufWriter, Write};
 

@@ -1,7 +1,7 @@
 //! The folder: `files/ID.json` and `files/ID.data` for each file, `batches/ID.json` for each batch, and
-//! `batches/ID.records` for the answers of one that is not over. One server at a time has it.
+//! `batches/ID.records` for the answers of an unfinished one. One server at a time uses it.
 //!
-//! All that is small is in memory, too, and read when the folder is opened.
+//! Everything small is also in memory, read when the folder is opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -45,7 +45,7 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    #[error("could not keep files of batches in `{}`: another server does", path.display())]
+    #[error("could not keep files of batches in `{}`: another server uses it", path.display())]
     Busy { path: PathBuf },
 }
 
@@ -113,7 +113,7 @@ impl StoredFile {
         self.expires_at.is_some_and(|at| at <= crate::now())
     }
 
-    /// As clients are told.
+    /// The object for clients.
     pub(super) fn json(&self) -> Value {
         json!({
             "id": self.id,
@@ -216,7 +216,7 @@ impl Store {
         for file in over.iter().filter(|file| self.user_of(&file.id).is_none()) {
             match self.delete_file(&file.id) {
                 Ok(()) => tracing::info!(id = file.id, "a file is over, and removed"),
-                Err(error) => tracing::warn!("could not remove a file that is over: {error}"),
+                Err(error) => tracing::warn!("could not remove an expired file: {error}"),
             }
         }
     }

@@ -1,5 +1,5 @@
-//! An answer as chat has it: one reasoning, one content, and calls. Streamed, it is told in [`Delta`]s; whole, it is
-//! what they come to.
+//! An answer in the form of chat completions: one reasoning, one content, and calls. A stream sends it in [`Delta`]s;
+//! a whole answer is their sum.
 
 use serde_json::{Value, json};
 
@@ -56,7 +56,7 @@ enum Open {
 }
 
 impl ChatMessage {
-    /// Takes what became known, and gives what that adds, if anything.
+    /// Takes a step, and returns what it adds, if anything.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Option<Delta> {
         match (step, self.open) {
             (AnswerDelta::Opened(kind), _) => self.open(kind),

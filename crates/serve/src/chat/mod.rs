@@ -203,7 +203,7 @@ impl Answers {
     }
 }
 
-/// What stands behind the head of a chunk.
+/// What follows the head of a chunk.
 #[derive(Serialize)]
 struct Chunk<'a> {
     choices: &'a [ChunkChoice],
@@ -219,7 +219,7 @@ struct ChunkChoice {
     finish_reason: Option<&'static str>,
 }
 
-/// Answers as they are told. Boxed, since it is moved for every event.
+/// The stream of the answers. Boxed, because it is moved for every event.
 struct Telling {
     answers: Answers,
     is_over: bool,
@@ -230,7 +230,7 @@ impl Telling {
         Self { answers, is_over: false }
     }
 
-    /// The events of the next news that are told.
+    /// The events for the next steps that are sent.
     async fn next(mut self: Box<Self>) -> Option<(Event, Box<Self>)> {
         while !self.is_over {
             let events = match self.answers.choices.next().await {

@@ -130,7 +130,7 @@ fn message(message: &Field) -> Result<ConversationItem, ApiError> {
     })
 }
 
-/// Functions of the old API had no ids: their results are told by name.
+/// Functions of the old API had no ids: their results are matched by name.
 fn old_id(name: &str) -> String {
     format!("function {name}")
 }

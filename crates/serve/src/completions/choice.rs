@@ -11,7 +11,7 @@ use engine::scheduler::{FinishReason, LogitRowLogprobs};
 use model::tokenizer::Tokenizer;
 use model::tokenizer::stream::TextStream;
 
-/// What of an answer is told.
+/// Which parts of an answer are sent.
 #[derive(Clone, Debug)]
 pub(super) struct ChoiceOptions {
     /// Tokens that end it and are no text.
@@ -20,7 +20,7 @@ pub(super) struct ChoiceOptions {
     pub(crate) skips_specials: bool,
     /// How many alternatives of each token.
     pub(crate) n_logprobs: Option<usize>,
-    /// Whether ids are told beside the text.
+    /// Whether ids are sent beside the text.
     pub(crate) ids: bool,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Choice {
     told: ChoiceOptions,
     stop_text: StopText,
     stream: TextStream,
-    /// Characters so far, the prompt's included if it is told.
+    /// Characters so far, including the prompt's if it is sent.
     n_characters: usize,
     /// Those that were told.
     n_told: usize,
@@ -168,7 +168,7 @@ impl Choice {
         })
     }
 
-    /// What is told once, with the first piece.
+    /// The part that is sent once, with the first piece.
     fn begin(&mut self, piece: &mut Piece, tokenizer: &Tokenizer) {
         let Some(prompt) = self.prompt.take() else { return };
         if self.echo {
@@ -211,12 +211,12 @@ impl Choice {
         let text = self.stop_text.push(&text);
         self.n_told += text.chars().count();
         piece.text += &text;
-        // A token without a text of its own goes with what was told before it, but not behind a stop.
+        // A token without a text of its own goes with what was told before it, but not after a stop.
         let is_whole = self.n_told == self.n_characters && !self.stop_text.is_over();
         self.tell_held(if is_whole { usize::MAX } else { self.n_told }, piece);
     }
 
-    /// Tells the log-probabilities of tokens that begin before so many characters; behind a stop there are none.
+    /// Tells the log-probabilities of tokens that begin before so many characters; after a stop there are none.
     fn tell_held(&mut self, end: usize, piece: &mut Piece) {
         let n = self.held.text_offset.iter().take_while(|offset| **offset < end).count();
         if n > 0 {
@@ -273,7 +273,7 @@ fn number(logprob: f32) -> Value {
     json!(logprob.max(-9999.0))
 }
 
-/// The best `n` and the token itself, by their texts. Of several with the same text the most probable is told.
+/// The best `n` and the token itself, by their texts. Of several with the same text the most probable is sent.
 fn top(token: u32, row: &LogitRowLogprobs, n: usize, tokenizer: &Tokenizer) -> Value {
     let mut all = Map::new();
     let best = row.top.iter().take(n).map(|one| (one.token, one.logprob));
@@ -292,7 +292,7 @@ impl Piece {
         self.text.is_empty() && self.n_tokens == 0 && self.finish_reason.is_none()
     }
 
-    /// Adds what comes behind.
+    /// Appends the next piece.
     pub(crate) fn join(&mut self, next: Self) {
         self.text += &next.text;
         if let Some(next) = next.logprobs {

@@ -1,4 +1,4 @@
-//! `POST /v1/completions`: texts and ids go on as the model has it, without a chat format.
+//! `POST /v1/completions`: the model continues texts and ids, without a chat format.
 
 mod choice;
 
@@ -46,7 +46,7 @@ pub(crate) struct CompletionRequest {
     /// What it has in common with others.
     ask: Ask,
     n: usize,
-    /// The prompt is told in front of the answer.
+    /// The answer begins with the prompt.
     echo: bool,
     /// How many alternatives of each token.
     n_logprobs: Option<usize>,
@@ -196,7 +196,7 @@ fn choice(
 
 const DEFAULT_TOKENS: usize = 16;
 
-/// What stands behind the head of an answer or a chunk.
+/// What follows the head of an answer or a chunk.
 #[derive(Serialize)]
 struct Rest<'a> {
     choices: &'a [Piece],

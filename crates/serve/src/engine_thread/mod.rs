@@ -1,7 +1,7 @@
-//! The thread that owns the engine: takes commands, steps, and hands tokens to mailboxes.
+//! The thread that owns the engine: takes commands, runs steps, and puts tokens into mailboxes.
 //!
-//! It waits for nobody but the device. While there is nothing to do it blocks on the commands; if nobody asks for long
-//! enough, it writes prefixes to the disk and lets go of the model ([`resting`]), which the next request brings back.
+//! It waits only for the device. With nothing to do it blocks on the commands. After some time without requests it
+//! writes prefixes to the disk and lets go of the model ([`resting`]); the next request brings it back.
 
 mod resting;
 
@@ -26,7 +26,7 @@ use engine::scheduler::{Event, Figures as EngineFigures, FinishReason, Request, 
 use engine::{Engine, EngineError};
 use hint::{Hint, chain};
 
-/// A model on a thread of its own.
+/// A model with its own thread.
 pub struct EngineThread {
     commands: Arc<Sender<Command>>,
     shared: Arc<Shared>,
@@ -37,9 +37,9 @@ enum Command {
     Submit(Box<Request>, Arc<Mailbox>),
     Cancel(Arc<Mailbox>),
     EndAll,
-    /// What came of loading the model again.
+    /// The result of loading the model again.
     Loaded(Box<Result<Loaded, EngineFailure>>),
-    /// Nothing comes any more: whoever sent it waits until what is kept over a restart is on the disk.
+    /// No more commands follow: the sender waits until the prefixes to keep are on the disk.
     Finish(Sender<()>),
 }
 
@@ -195,7 +195,7 @@ impl Shared {
     }
 }
 
-/// The engine and whom its tokens are for.
+/// A running generation, and the receiver of its tokens.
 struct OpenGeneration {
     model: Model,
     rest: Rest,
@@ -210,7 +210,7 @@ fn failed(error: &EngineError) -> EngineFailure {
 }
 
 impl OpenGeneration {
-    /// Until nobody is there to send commands.
+    /// Runs until all senders of commands are gone.
     fn run(&mut self, commands: &Receiver<Command>) -> Result<(), EngineFailure> {
         loop {
             if !self.has_work() {
@@ -302,7 +302,7 @@ impl OpenGeneration {
         }
     }
 
-    /// Tells what a step came to. Whom it admitted it admitted when it `began`.
+    /// Hands out the events of a step. The requests that it admitted were admitted when it `began`.
     fn hand_out(&mut self, events: Vec<Event>, began: Instant) {
         self.note_figures();
         let now = Instant::now();
@@ -332,8 +332,8 @@ impl OpenGeneration {
         self.shared.intake.metrics.step(n_tokens);
     }
 
-    /// Takes note of what the engine has: before anyone is told that his request is over, so that whoever sees none
-    /// sees no block held by one.
+    /// Records the engine's figures, before a client learns that its request is over: a client that sees no request
+    /// must see no block held by one.
     fn note_figures(&mut self) {
         let Some(figures) = self.model.engine().map(Engine::figures) else { return };
         self.shared.intake.metrics.engine_did(&mut self.counted, figures);

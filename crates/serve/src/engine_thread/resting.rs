@@ -1,7 +1,7 @@
-//! What an engine's thread does while nobody asks: it writes what is kept of prompts to the disk, and lets go of the
-//! model, which the next request brings back.
+//! What the engine's thread does when idle: writes the cached prefixes to the disk, and lets go of the model, which
+//! the next request brings back.
 //!
-//! The model is loaded on a thread of its own meanwhile, so that this one goes on to take and end requests.
+//! Another thread loads the model, so that this one can still take and end requests.
 
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,7 +29,7 @@ pub struct Loaded {
 /// When a model is let go of, and how it comes back.
 #[derive(Clone)]
 pub struct Unloading {
-    /// So long nobody has to have asked.
+    /// The idle time before this happens.
     pub after: Duration,
     /// Loads the same model in the same sizes.
     pub load: Arc<dyn Fn() -> Result<Loaded, EngineFailure> + Send + Sync>,
@@ -51,16 +51,16 @@ pub(super) enum Presence {
     Loading,
 }
 
-/// What is to be done while nobody asks.
+/// The tasks of an idle engine.
 pub(super) struct Rest {
     unloading: Option<Unloading>,
     /// To this thread, while anybody else has it.
     commands: Weak<Sender<Command>>,
-    /// Since when nobody asks, once that was noticed.
+    /// The beginning of the idle time, once noticed.
     since: Option<Instant>,
 }
 
-/// Nobody has to have asked for so long before prefixes are written: turns of a chat follow each other.
+/// The idle time before prefixes are written: turns of a chat follow each other.
 const SAVE_AFTER: Duration = Duration::from_secs(1);
 
 impl Loaded {
@@ -103,7 +103,7 @@ impl Rest {
 }
 
 impl OpenGeneration {
-    /// The next command; meanwhile what there is to do while nobody asks. `None` where nobody is there to send any.
+    /// The next command; idle tasks run meanwhile. `None` if all senders are gone.
     pub(super) fn next_while_idle(&mut self, commands: &Receiver<Command>) -> Result<Option<Command>, EngineFailure> {
         let since = *self.rest.since.get_or_insert_with(Instant::now);
         loop {
@@ -124,7 +124,7 @@ impl OpenGeneration {
         }
     }
 
-    /// Writes one more part of a prefix: whoever asks now waits for no more than that.
+    /// Writes one more part of a prefix: a new request waits no longer than that.
     fn save_one(&mut self) -> Result<(), EngineFailure> {
         let Model::There(loaded) = &mut self.model else { return Ok(()) };
         let Loaded { engine, prefixes: Some(prefixes) } = &mut **loaded else { return Ok(()) };
@@ -169,7 +169,7 @@ impl OpenGeneration {
         }
     }
 
-    /// The model is there again, or is not: then those who waited are told why, and the next request tries again.
+    /// The model is loaded, or failed to load: then waiting requests get the reason, and the next request tries again.
     pub(super) fn loaded(&mut self, loaded: Result<Loaded, EngineFailure>) {
         let (model, presence) = match loaded {
             Ok(loaded) => (Model::There(Box::new(loaded)), Presence::Loaded),

@@ -17,8 +17,8 @@ pub struct Timeouts {
     pub request: Option<Duration>,
 }
 
-/// How often a reader is told of tokens: waking it, and sending what it makes of them, takes time from what computes
-/// where both have the same cores.
+/// How often a reader is woken for tokens: waking it, and sending its events, takes time from computing if both use the
+/// same cores.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     /// From one chunk with tokens to the next, at least.
@@ -27,7 +27,7 @@ pub struct Pace {
     pub interval_each: Duration,
 }
 
-/// How often an answer that is told whole is looked at: whether it went wrong before its end.
+/// How often the reader of a whole answer looks whether it failed before its end.
 const SELDOM: Duration = Duration::from_millis(250);
 
 /// For so much longer than tokens are to wait at least they wait for the next one, which wakes the reader with those of
@@ -37,7 +37,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// A request that was queued: its tokens, as they come. Dropping it cancels the request, in whatever phase it is.
 pub struct Generation {
     mailbox: Arc<Mailbox>,
-    /// Tells the backend that nobody waits any more.
+    /// Cancels the request in the backend.
     cancel: Option<Box<dyn FnOnce() + Send>>,
     timeouts: Timeouts,
     pace: Pace,
@@ -48,7 +48,7 @@ pub struct Generation {
     content: Option<Content>,
 }
 
-/// What came, to be logged.
+/// The generated content, for the log.
 struct Content {
     tokenizer: Tokenizer,
     tokens: Vec<u32>,
@@ -70,8 +70,8 @@ impl Generation {
         Self { mailbox, cancel: Some(cancel), timeouts, pace, next, timed_out: None, record: None, content: None }
     }
 
-    /// With these bounds, and told of in the log of the HTTP request that it belongs to: with its text, if there is a
-    /// tokenizer for that.
+    /// With these bounds, and with a line in the log of its HTTP request: including its text, if a tokenizer is given
+    /// for that.
     pub(crate) fn within(
         mut self,
         timeouts: Timeouts,
@@ -83,13 +83,13 @@ impl Generation {
         self
     }
 
-    /// Told so often: tokens that come meanwhile wait, and wake nobody. The first and the end wait for nothing.
+    /// At this pace: tokens wait meanwhile and do not wake the reader. The first token and the end do not wait.
     pub(crate) fn at_pace(mut self, pace: Pace) -> Self {
         self.pace = pace;
         self
     }
 
-    /// Told as seldom as an answer is that is told whole and that nothing but the model ends.
+    /// As seldom as for an answer that is sent whole and that only the model ends.
     pub(crate) fn seldom(mut self) -> Self {
         self.pace.interval = self.pace.interval.max(SELDOM);
         self

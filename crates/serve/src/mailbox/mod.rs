@@ -1,4 +1,4 @@
-//! Hands tokens from a backend to a task: the backend appends and continues, the task takes everything since its last
+//! Hands tokens from a backend to a task: the backend appends and continues; the task takes everything since its last
 //! look. Neither waits for the other.
 
 mod generation;
@@ -39,7 +39,7 @@ pub enum Failed {
     RequestTimeout(Duration),
 }
 
-/// What came since the last one.
+/// The news since the last chunk.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Chunk {
     /// Token ids, the stop token included.
@@ -67,7 +67,7 @@ pub struct Mailbox {
 struct State {
     phase: Phase,
     new: Chunk,
-    /// Whether something came that nobody took.
+    /// Whether there is news that was not taken.
     is_news: bool,
     /// Whether a reader waits, and until when tokens do not wake it.
     awaited: Awaited,
@@ -80,7 +80,7 @@ enum Awaited {
     No,
     /// Whatever comes wakes.
     Now,
-    /// The end wakes, and what comes from then on.
+    /// The end wakes the reader, and so does news from this time on.
     From(Instant),
 }
 
@@ -99,7 +99,7 @@ pub(super) struct Times {
     pub(crate) first_token: Option<Instant>,
     pub(crate) last_token: Option<Instant>,
     pub(crate) n_tokens: usize,
-    /// Whether the request is in the background: then nobody waits for it, and its times say nothing.
+    /// Whether the request is in the background: its times do not count.
     pub(crate) is_background: bool,
 }
 
@@ -111,7 +111,7 @@ impl Mailbox {
         Self { state: Mutex::new(state), notify: Notify::new(), intake, n_prompt }
     }
 
-    /// The request has a slot. Told again, for one that had to give its slot back, it changes nothing.
+    /// The request has a slot. Repeated for a request that had to give its slot back; then it changes nothing.
     pub fn admitted(&self, now: Instant, cached_tokens: usize) {
         let mut state = self.state();
         if state.phase == Phase::Waiting {
@@ -126,8 +126,8 @@ impl Mailbox {
         }
     }
 
-    /// How probable the next token of the prompt is, the second one first. It comes with the first token or the end,
-    /// and wakes nobody.
+    /// The log-probability of the prompt's next token, from the second token on. It comes with the first token or the
+    /// end, and does not wake the reader.
     pub fn prompt_token(&self, logprobs: LogitRowLogprobs) {
         let mut state = self.state();
         if state.phase != Phase::Over {
@@ -162,7 +162,7 @@ impl Mailbox {
         self.tell(state, Instant::now());
     }
 
-    /// The backend has forgotten the request, since nobody waits for it.
+    /// The backend has dropped the cancelled request.
     pub(crate) fn cancelled(&self) {
         let mut state = self.state();
         if state.phase != Phase::Over {

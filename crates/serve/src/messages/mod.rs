@@ -1,4 +1,4 @@
-//! `POST /v1/messages`, Anthropic's API, and how many tokens its prompts have.
+//! `POST /v1/messages`, Anthropic's API, and `count_tokens`.
 
 mod request;
 
@@ -90,7 +90,7 @@ struct Making {
     model: String,
     shows_thinking: bool,
     blocks: Vec<Block>,
-    /// The block that is open, if it is told.
+    /// The open block, if it is sent.
     open: Option<usize>,
     /// Items that the model began, told or not.
     n_items: usize,
@@ -224,7 +224,7 @@ fn usage(usage: Usage) -> Value {
     })
 }
 
-/// A message as it is told. Boxed, since it is moved for every event.
+/// The stream of a message. Boxed, because it is moved for every event.
 struct Telling {
     making: Making,
     ready: Vec<NamedEvent>,

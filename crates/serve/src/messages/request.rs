@@ -16,7 +16,7 @@ pub(crate) struct MessagesRequest {
     /// What it has in common with others.
     pub(crate) ask: Ask,
     pub(crate) entries: Vec<ConversationItem>,
-    /// What the model thinks is told.
+    /// The answer includes the model's thinking.
     pub(crate) shows_thinking: bool,
 }
 
@@ -84,7 +84,7 @@ impl MessagesRequest {
     }
 }
 
-/// How long to think, if the request says, and whether that is told: it is where it was asked for.
+/// How long to think, if the request says, and whether the thinking is sent: it is if it was requested.
 fn thinking(body: &Field) -> Result<(Option<Option<Reasoning>>, bool), ApiError> {
     let efforts = [
         ("low", Reasoning::Low),

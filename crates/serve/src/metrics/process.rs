@@ -1,4 +1,4 @@
-//! What Prometheus' clients tell of a process, as `/proc` has it.
+//! The process metrics that Prometheus' clients usually have, from `/proc`.
 
 use std::fs;
 
@@ -37,7 +37,7 @@ pub(super) fn add(registry: &mut Registry) {
     number(registry, "process_start_time_seconds", "Start time in seconds since 1970", started(&stat, &boot));
 }
 
-/// The fields of `/proc/self/stat` behind the name, which may have blanks: the first is the third of all.
+/// The fields of `/proc/self/stat` after the name, which may have blanks: the first is the third of all.
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(number - 3)?.parse().ok()
 }

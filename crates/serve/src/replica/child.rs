@@ -1,4 +1,4 @@
-//! The side of a replica: requests in, what steps come to out.
+//! The child's side of a replica: requests in, results of steps out.
 
 use std::collections::HashMap;
 use std::io;
@@ -27,7 +27,7 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// Listens from here on. When nobody is left to listen to, the process ends.
+    /// Listens from here on. When its parent is gone, the process ends.
     ///
     /// # Errors
     /// The system has no threads for it.

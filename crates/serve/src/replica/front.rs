@@ -198,7 +198,7 @@ impl Front {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody waits for a request any more.
+    /// Cancels a request.
     fn cancel(&self, key: u64) {
         let mut state = self.state();
         let State { places, requests, .. } = &mut *state;
@@ -352,7 +352,7 @@ impl Backend for Replicas {
 mod tests {
     use super::*;
 
-    /// A place with so many requests on two slots, whose replica is a process that says nothing.
+    /// A place with this many requests on two slots, whose replica is a process that says nothing.
     fn place(n_requests: usize) -> Place {
         let start = Start { program: "cat".into(), words: Vec::new(), device: "none".into(), speaks: false };
         let replica = Replica::start::<()>(&start, |_| true).expect("there is `cat`");

@@ -41,7 +41,7 @@ pub(super) struct Held {
 }
 
 impl Held {
-    /// Nothing, of a cache of so many blocks.
+    /// Nothing, of a cache of this many blocks.
     pub(crate) fn new(n_blocks: usize) -> Self {
         Self { most: n_blocks.div_ceil(2).max(1), young: HashSet::new(), old: HashSet::new() }
     }

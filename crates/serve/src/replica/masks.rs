@@ -1,5 +1,5 @@
-//! The masks of a replica's requests, made by a thread of their own: a large schema takes seconds to compile, in which
-//! others want their tokens.
+//! The masks of a replica's requests, made by a thread of their own: a large schema takes seconds to compile, and
+//! meanwhile other requests need their tokens.
 
 use std::io;
 use std::mem;
@@ -14,7 +14,7 @@ use engine::scheduler::Request;
 use hint::chain;
 use replica::WireRequest;
 
-/// What masks took since somebody looked, in nanoseconds.
+/// Times of masks since the last look, in nanoseconds.
 pub(super) type Times = Arc<Mutex<Vec<u64>>>;
 
 /// Where requests go whose masks are to be made.

@@ -1,11 +1,11 @@
-//! `serve -g N`: the model on several devices, each in a process of its own.
+//! `serve -g N`: the model on several devices, each in its own process.
 //!
 //! This process has everything but the engines: HTTP, texts, mailboxes, counts. [`Replicas`] is its [`Backend`]: it
-//! chooses a replica for each request, by what is [`held`] there, and puts what comes back into mailboxes; `watch`
-//! starts those again that ended, and has their requests go on elsewhere. [`child`] is the side of a replica.
+//! chooses a replica for each request, by the prefixes that are [`held`] there, and puts results into mailboxes.
+//! `watch` restarts ended replicas, and continues their requests elsewhere. [`child`] is a replica's side.
 //!
-//! A request that goes on elsewhere takes its tokens along, and its random numbers go on behind them, as those of a
-//! sequence that lost its blocks: nothing that was told is taken back.
+//! A request that continues elsewhere takes its tokens along, and its random numbers continue after them, as for a
+//! sequence that lost its blocks: nothing that was sent is taken back.
 //!
 //! [`Backend`]: super::backend::Backend
 
@@ -22,11 +22,11 @@ pub use front::Replicas;
 use engine::scheduler::{Figures, FinishReason, LogitRowLogprobs, TokenLogprob};
 use replica::WireRequest;
 
-/// What a replica is told. Requests go by numbers that are never used again.
+/// An order for a replica. Requests have numbers that are never used again.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum ServeReplicaOrder {
     Submit(u64, Box<WireRequest>),
-    /// Nobody waits for it any more.
+    /// The request is cancelled.
     Cancel(u64),
 }
 
@@ -59,7 +59,7 @@ pub struct ServeReplicaReady {
     pub fingerprint: String,
 }
 
-/// What a step came to. Of a request, what stands in an earlier field happened earlier.
+/// The results of a step. For one request, events in earlier fields happened earlier.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Stepped {
     /// Since it began, in microseconds.

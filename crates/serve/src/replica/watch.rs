@@ -1,4 +1,4 @@
-//! The thread that hears the replicas: it puts their tokens into mailboxes, and starts those again that ended.
+//! The thread that listens to the replicas: puts their tokens into mailboxes, and restarts ended replicas.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
@@ -29,7 +29,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(1);
 /// One that ends so often in a row is left out.
 const MOST_DEATHS: u32 = 6;
 
-/// A request at whom so many replicas ended is run no more: it may be why.
+/// A request during which this many replicas ended is not run again: it may be the cause.
 const MOST_DEATHS_OF_REQUEST: u32 = 3;
 
 fn begin_one(i: usize, birth: u64, start: &Start, said: &Sender<Heard>) -> Result<Replica, ReplicaError> {

@@ -1,4 +1,4 @@
-//! Input items: what a client gives of a conversation.
+//! Input items: a conversation in the form of the responses API.
 
 use serde_json::{Value, json};
 
@@ -22,7 +22,7 @@ pub(crate) trait KnownItems {
 /// entries, and the items as they came, with those that they refer to in their place.
 ///
 /// # Errors
-/// An item that is none, or of a type that this server does not have; a reference to one that is not there.
+/// An invalid item, one of an unsupported type, or a reference to a missing one.
 pub(crate) fn read(
     input: Option<Field>,
     known: &dyn KnownItems,

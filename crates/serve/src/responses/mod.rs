@@ -1,4 +1,4 @@
-//! `POST /v1/responses`, and what is kept of it.
+//! `POST /v1/responses`, and the endpoints of stored responses.
 
 pub(crate) mod items;
 pub(crate) mod object;
@@ -154,7 +154,7 @@ fn shortest_cut<T>(
     best
 }
 
-/// The things that the person said behind `first` up to which entries can be left out: what stays has a call for every
+/// The things that the person said after `first` up to which entries can be left out: what stays has a call for every
 /// result, by id, as [`super::conversation`] wants it. Ids may come again.
 fn cuts(entries: &[ConversationItem], first: usize) -> Vec<usize> {
     // From the end: by id how many more results than calls there are, and how many ids have more.
@@ -313,7 +313,7 @@ impl Making {
     }
 }
 
-/// A response as it is told. Boxed, since it is moved for every event.
+/// The stream of a response. Boxed, because it is moved for every event.
 struct Telling {
     making: Making,
     ready: Vec<NamedEvent>,

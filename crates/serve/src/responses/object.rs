@@ -1,4 +1,4 @@
-//! A response as an object, and the stream that tells how it comes to be.
+//! A response as an object, and the stream of events that builds it.
 
 use serde_json::{Map, Value, json};
 
@@ -28,7 +28,7 @@ impl ResponseObject {
         [told("response.created"), told("response.in_progress")].map(|event| self.numbered(event)).into()
     }
 
-    /// Takes what became known.
+    /// Takes a step of the answer.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<(&'static str, Value)> {
         self.output.take(step).into_iter().map(|event| self.numbered(event)).collect()
     }

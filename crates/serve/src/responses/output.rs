@@ -1,4 +1,4 @@
-//! The output of a response, item by item, and the events that tell of it.
+//! The output of a response, item by item, and the events for it.
 
 use serde_json::{Value, json};
 
@@ -58,7 +58,7 @@ impl Output {
         }
     }
 
-    /// Takes what became known.
+    /// Takes a step of the answer.
     pub(crate) fn take(&mut self, step: AnswerDelta) -> Vec<StreamEvent> {
         match step {
             AnswerDelta::Opened(kind) => self.open(kind),

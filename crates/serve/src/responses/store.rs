@@ -1,4 +1,4 @@
-//! Responses that can be asked for again, and that others follow.
+//! Stored responses, which clients can ask for again and later requests can refer to.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) struct Stored {
     pub(crate) turn: Arc<AssistantTurn>,
 }
 
-/// The responses of the last day, as far as there is room. Those of batches have some of their own.
+/// The responses of the last day, as far as there is room. Responses of batches have their own room.
 #[derive(Debug)]
 pub struct Store {
     responses: Mutex<LruMaps<(Scope, String), Arc<Stored>>>,
@@ -101,7 +101,7 @@ pub(crate) struct Page {
     pub(crate) limit: Option<usize>,
     /// `asc`, or `desc`: the last item first.
     pub(crate) order: Option<String>,
-    /// Items behind the one with this id.
+    /// Items after the one with this id.
     pub(crate) after: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Files without a name, and space that is kept for one: Linux has them.
+//! Linux only: files without a name, and reserved space for them.
 
 use std::ffi::CString;
 use std::fs::File;

@@ -1,7 +1,7 @@
-//! What Unix has and Windows has not, or has in another way: a file for each, with the same names. Above the crates
-//! that call foreign libraries, nothing else asks which system this is.
+//! The differences between Unix and Windows: a file for each system, with the same names. Apart from this module and
+//! the crates that call foreign libraries, no code asks for the system.
 //!
-//! The side of Windows is compiled and was never run.
+//! The Windows side compiles, but was never run.
 
 #[cfg(unix)]
 mod unix;

@@ -1,4 +1,4 @@
-//! Unix; Linux has more of it than others.
+//! Unix. Some functions do more on Linux.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -41,7 +41,7 @@ pub fn user() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// What is left on a folder's disk for this user, if the system tells.
+/// Free bytes for this user on a folder's disk, if known.
 pub fn free_bytes(folder: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(folder).ok()?;
     Some(disk.f_bavail.saturating_mul(disk.f_frsize))
@@ -88,7 +88,7 @@ pub fn stderr_file() -> io::Result<File> {
     Ok(File::from(io::stderr().as_fd().try_clone_to_owned()?))
 }
 
-/// Whether a child has ended. It stays a zombie: until it is waited for, nobody else can get its group's number.
+/// Whether a child has ended. It stays a zombie until it is waited for, so its group's number is not reused.
 ///
 /// # Errors
 /// The system's.
@@ -97,12 +97,12 @@ pub fn has_ended(child: &mut Child) -> io::Result<bool> {
     Ok(waitid(WaitId::Pid(Pid::from_child(child)), options)?.is_some())
 }
 
-/// Kills a child that has a process group of its own, and all that it started.
+/// Kills a child with its own process group, and everything that it started.
 pub fn kill_group(child: &mut Child) {
     let _ = kill_process_group(Pid::from_child(child), Signal::KILL); // an error means that the group is empty
 }
 
-/// Kills this process and all that it started, if it has a process group of its own.
+/// Kills this process and everything that it started, if it has its own process group.
 pub fn end_own_group() {
     if getpgrp() == getpid() {
         let _ = kill_current_process_group(Signal::KILL);
@@ -138,7 +138,7 @@ pub fn limit_processor_time(child: &Child, seconds: u64) {
     let _ = (child, seconds);
 }
 
-/// What ends a child from another thread, whoever waits for it meanwhile. Only Linux has it.
+/// Ends a child from another thread while one waits for it. Only Linux has it.
 pub struct Ender {
     #[cfg(target_os = "linux")]
     process: OwnedFd,

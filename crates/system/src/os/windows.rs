@@ -1,5 +1,5 @@
-//! Windows, by the names of Unix. Modes and owners are not looked at: a file's access list is another thing. Processes
-//! have no limits, and a child alone is ended, not what it started.
+//! Windows, with the same names as Unix. It does not check modes and owners, because access lists are different.
+//! Processes have no limits, and only a child itself is ended, not the processes that it started.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -43,7 +43,7 @@ pub trait MetadataExt {
     fn mtime(&self) -> i64;
     /// The rest of that second.
     fn mtime_nsec(&self) -> i64;
-    /// When it was made, in seconds: what comes nearest to when it was changed.
+    /// The creation time in seconds, which is the nearest to the time of the last change.
     fn ctime(&self) -> i64;
     /// The rest of that second.
     fn ctime_nsec(&self) -> i64;
@@ -255,12 +255,12 @@ pub fn setrlimit(_: Resource, _: Rlimit) -> io::Result<()> {
     Ok(())
 }
 
-/// The number of the user that this process acts for: the one whose all files are.
+/// The number of this process's user, which owns all files here.
 pub fn user() -> u32 {
     0
 }
 
-/// What is left on a folder's disk: not known.
+/// Free bytes on a folder's disk: unknown here.
 pub fn free_bytes(_: &Path) -> Option<u64> {
     None
 }
@@ -313,7 +313,7 @@ pub fn kill_group(child: &mut Child) {
 /// Does nothing: there are no groups.
 pub fn end_own_group() {}
 
-/// A wire between a process and a child's standard input, of which there is none here.
+/// A socket between a process and a child's standard input; not available here.
 #[derive(Debug)]
 pub enum Socket {}
 
@@ -367,7 +367,7 @@ pub fn socket_of_parent() -> io::Result<Socket> {
 /// Limits nothing.
 pub fn limit_processor_time(_: &Child, _: u64) {}
 
-/// What ends a child from another thread, of which there is none here.
+/// Ends a child from another thread; not available here.
 pub enum Ender {}
 
 impl Ender {

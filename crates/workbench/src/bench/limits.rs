@@ -1,5 +1,5 @@
-//! What this machine can do at most, measured in the same run: bytes moved per second, operations per second, and what
-//! a launch takes that does nothing.
+//! This machine's limits, measured in the same run: bytes moved per second, operations per second, and the time of an
+//! empty launch.
 //!
 //! All of them are kernels like any other (`templates/peak_*`), launched on the device that is being measured, on data
 //! that looks random: a matrix unit is faster on zeros.
@@ -36,7 +36,7 @@ pub struct MachineLimits {
 /// Why the limits could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitsError {
-    /// A kernel could not be had.
+    /// There is no kernel.
     #[error(transparent)]
     Kernel(#[from] PipelineError),
     #[error(transparent)]
@@ -86,7 +86,7 @@ pub(crate) struct MatrixRate {
 }
 
 impl MachineLimits {
-    /// Of a device that was not measured: nothing can be held against them.
+    /// For a device that was not measured: comparisons with these limits are impossible.
     pub fn unknown() -> Self {
         let [read_bytes_per_s, copy_bytes_per_s, multiply_add_flop_per_s] = [f64::NAN; 3];
         let (matrix, launch, is_gpu) = (Vec::new(), None, false);
@@ -112,7 +112,7 @@ impl MachineLimits {
         self.is_gpu
     }
 
-    /// What weights and caches are held against: on a GPU the copy bandwidth, on a CPU, which seldom writes, the read
+    /// The limit for weights and caches: on a GPU the copy bandwidth, on a CPU, which seldom writes, the read
     /// bandwidth.
     pub fn memory_bytes_per_s(&self) -> f64 {
         if self.is_gpu { self.copy_bytes_per_s } else { self.read_bytes_per_s }
@@ -123,8 +123,7 @@ impl MachineLimits {
         if self.is_gpu { "copy" } else { "read" }
     }
 
-    /// What multiplications are held against: the matrix unit where there is one that is measured, else f32
-    /// multiply-adds.
+    /// The limit for multiplications: the matrix unit if one was measured, else f32 multiply-adds.
     pub fn flop_per_s(&self) -> f64 {
         self.matrix.first().map_or(self.multiply_add_flop_per_s, |matrix| matrix.flop_per_s)
     }
@@ -181,7 +180,7 @@ struct LimitsEffort {
     block_elements: &'static [usize],
     /// A kernel that only computes runs so long.
     target: Duration,
-    /// The best of so many runs each is taken, since other work can only slow them down.
+    /// The best of this many runs each is taken, since other work can only slow them down.
     repeats: usize,
     /// No further run once they took so long together. A device on which they would reads less memory at a time.
     budget: Duration,

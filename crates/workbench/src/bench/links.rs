@@ -1,4 +1,4 @@
-//! How fast devices are that compute a model together: bytes that one reads from another, and sums of all their parts.
+//! The links between devices of `--tp`: reads of another device's memory, and sums of all parts.
 
 use std::collections::BTreeMap;
 use std::thread;

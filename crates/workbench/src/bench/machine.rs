@@ -1,4 +1,4 @@
-//! What else the machine was doing while something was measured.
+//! The load of other programs during a measurement.
 
 /// CPU time so far, in clock ticks: of everything, and of this process.
 #[derive(Clone, Copy, Debug)]

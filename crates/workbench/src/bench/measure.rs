@@ -1,4 +1,4 @@
-//! Doing the works and taking their times.
+//! Runs the workloads and takes their times.
 
 use std::time::Instant;
 
@@ -45,7 +45,7 @@ const HOST_STEPS: usize = 5;
 /// Steps that are timed kernel by kernel.
 const PROFILED_STEPS: usize = 2;
 
-/// Decode steps are measured in so many groups, each of which is a repeat.
+/// Decode steps are measured in this many groups, each of which is a repeat.
 const GROUPS: usize = 5;
 
 const _: () = assert!(WARM_STEPS + HOST_STEPS + PROFILED_STEPS < OTHER_STEPS);

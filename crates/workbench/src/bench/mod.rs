@@ -1,8 +1,8 @@
-//! Tokens per second beside what the machine could do at most.
+//! Tokens per second, compared with the machine's limits.
 //!
-//! [`suite`] says what is measured and [`measure`] does it. Bytes and operations are counted from the model's
-//! dimensions ([`roofline`]); the limits that they are held against are measured in the same run ([`limits`]), and so
-//! is what other programs took of the cores ([`machine`]), and what several devices are to each other ([`links`]).
+//! [`suite`] lists the workloads and [`measure`] runs them. [`roofline`] counts bytes and operations from the model's
+//! dimensions. Measured in the same run are the limits ([`limits`]), the load of other programs ([`machine`]), and the
+//! links between devices ([`links`]).
 
 pub mod limits;
 pub mod links;

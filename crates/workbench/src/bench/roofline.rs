@@ -40,7 +40,7 @@ impl Cost {
         Self { host_bytes: 0.0, host_flop: 0.0, copied_s, ..self }
     }
 
-    /// The same on a device that has everything, with so many bytes and operations per second.
+    /// The same for a device that computes everything, with these rates of bytes and operations.
     pub fn least_s_at(&self, bytes_per_s: f64, flop_per_s: f64) -> f64 {
         least_s((self.bytes, self.flop), (bytes_per_s, flop_per_s))
     }
@@ -52,7 +52,7 @@ impl Cost {
     }
 }
 
-/// Of bytes and operations, at so many of each per second.
+/// Of bytes and operations, at this many of each per second.
 fn least_s((bytes, flop): (f64, f64), (bytes_per_s, flop_per_s): (f64, f64)) -> f64 {
     (bytes / bytes_per_s).max(flop / flop_per_s)
 }
@@ -87,7 +87,7 @@ enum MatrixUse {
     Experts,
     /// A row of it for each row.
     Embedding,
-    /// Those that want logits.
+    /// Rows whose logits are needed.
     Unembedding,
 }
 
@@ -187,7 +187,7 @@ impl Model {
         self
     }
 
-    /// Counts a step in which so many sequences each have one row, which sees so many positions.
+    /// Counts a step with one row of each of `batch` sequences, each of which sees `context` positions.
     pub fn decode_cost(&self, batch: usize, context: f64) -> Cost {
         self.cost(Rows::Decode { batch, context })
     }
@@ -228,8 +228,8 @@ impl Model {
         cost
     }
 
-    /// Counts a run, so many sequences at a time: the steps of decoding with all slots full, and the operations of the
-    /// prompts, whose rows ride along.
+    /// Counts a run with a number of sequences at a time: the steps of decoding with all slots full, and the operations
+    /// of the prompts, whose rows are in the same steps.
     pub fn cost_of_run(&self, sequences: &[Sequence], slots: usize) -> Cost {
         let (mut n_rows, mut n_seen, mut flop) = (0, 0, [0.0; 2]);
         let of_prompt = |tokens: usize| {

@@ -1,4 +1,4 @@
-//! What is measured where: prompts, decoding and a whole run, in sizes that suit the device.
+//! The workloads for a device: prompts, decoding and a whole run, in sizes that suit it.
 
 use engine::Sizes;
 use kernel::target::Target;
@@ -17,7 +17,7 @@ pub enum Kind {
 /// One thing that is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// A prompt of so many tokens.
+    /// A prompt of this many tokens.
     Prefill { tokens: usize },
     /// Sequences that have so many positions behind them.
     Decode {
@@ -212,7 +212,7 @@ fn steps_to_take_in(batch: usize, context: usize, max_rows: usize) -> usize {
     let (mut generating, mut left, mut steps) = (0, 0, 0);
     while generating < batch {
         steps += 1;
-        // `left` is what the sequence at `generating` still has to take in; those behind it have not begun.
+        // `left` is what the sequence at `generating` still has to take in; those after it have not begun.
         let mut rows = max_rows - generating;
         while rows > 0 && generating < batch {
             let begun = if left == 0 { context } else { left };

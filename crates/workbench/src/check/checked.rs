@@ -1,5 +1,6 @@
-//! What became of a template, and how its kernels are run: every case, and again from the last to the first where that
-//! is cheap, in other places where there are some, so that a kernel which keeps something between launches is seen.
+//! The result of a template's check, and how its kernels run: every case, and where that is cheap again from the last
+//! to the first, in other places of memory if there are some. So a kernel that keeps something between launches is
+//! noticed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -27,7 +28,7 @@ use reference::{Outputs, Tensors};
 /// The C++ compiler's option for that, where several say something of it the last.
 const LOCALS_ARE_ZERO: &str = "-ftrivial-auto-var-init=zero";
 
-/// What became of one template at one precision.
+/// The result of one template at one precision.
 #[derive(Clone, Debug)]
 pub struct Checked {
     /// The ops it covers, joined by `+`.
@@ -40,7 +41,7 @@ pub struct Checked {
     pub n_cases: usize,
     /// The largest error, as a fraction of the tolerance; above 1 is wrong.
     pub worst: f64,
-    /// In bf16 precision, the output that is worst against the rounding of its activations; none where no output of f32
+    /// In bf16 precision, the output that is worst against the rounding of its activations; none if no output of f32
     /// was compared.
     pub rounding: Option<Rounding>,
     /// Distinct kernels that were compiled now; the others came from the cache.
@@ -56,14 +57,13 @@ pub struct Checked {
     pub n_untried: usize,
     /// Everything that went wrong.
     pub failures: Vec<Failure>,
-    /// Of the template's lines with statements, whether each ran; empty where nobody looked.
+    /// Whether each of the template's lines with statements ran; empty if not requested.
     pub lines: Lines,
-    /// Lines that a GPU's compiler may see, and that what stands in for the GPU does not compile.
+    /// Lines that a GPU's compiler may see, but that the stand-in for the GPU does not compile.
     pub unseen: Unseen,
-    /// How waves went to memory, by the template's lines; empty where nobody looked.
+    /// How waves accessed memory, by the template's lines; empty if not requested.
     pub traffic: BTreeMap<AtLine, [u64; 3]>,
-    /// What kept kernels from running that are not wrong for all that is known: a word that what stands in for the
-    /// device does not know.
+    /// Why kernels did not run although they may be right: a word that the stand-in for the device does not know.
     pub unknown: Option<Unknown>,
     /// What else has to be known of the template, whatever came out.
     pub notes: Vec<String>,
@@ -78,9 +78,10 @@ pub struct Cost {
     pub ms: f64,
 }
 
-/// Hears of a check while it goes on; `()` lets it run.
+/// Observes a running check; `()` observes nothing.
 pub trait Watch {
-    /// A kernel is about to run. `so_far` is what came out of its template; who takes it leaves nothing there.
+    /// A kernel is about to run. `so_far` is the template's result so far; an implementation that takes it leaves
+    /// nothing there.
     fn before(&mut self, _so_far: &mut Checked, _case: &str) -> Go {
         Go::Run
     }
@@ -179,7 +180,7 @@ impl Checked {
         }
     }
 
-    /// What of it was not run, though nothing is known to be wrong with that; none where all was.
+    /// What of it was not run, though nothing is known to be wrong with that; none if all was.
     pub fn not_run(&self) -> Option<String> {
         let unknown = self.unknown.as_ref().map(|unknown| unknown.text.clone());
         let all: Vec<String> = unknown.into_iter().chain(self.unseen.told()).collect();
@@ -381,7 +382,7 @@ fn values(problem: &Problem) -> Vec<(&str, String)> {
 /// All cases in order, then again from the last to the first, where that is cheap: on a GPU and in the simulator those
 /// whose tensors then lie otherwise, and the first. Of a thin trial only the first and the last are launched twice over
 /// the same workspace, and lie otherwise, then once: where a workspace lies does not change what may be in it. At
-/// shapes behind the first one that is so with the first types and parameters alone, and others are run once.
+/// shapes after the first one that is so with the first types and parameters alone, and others are run once.
 fn cases<'a>(
     on: &Running<'_>,
     trial: &'a Trial,

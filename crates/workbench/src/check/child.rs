@@ -1,4 +1,4 @@
-//! The child's side of a check: runs kernels, any of which may end this process, and says before each which it is.
+//! The child's side of a check: announces each kernel and then runs it, because any kernel may end this process.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -91,8 +91,8 @@ impl Watch for Reporter {
         self.number += 1;
     }
 
-    /// Beside it somebody looks at the clock, who tells where the kernel is when it does not end. The parent ends this
-    /// process then, or where nothing is known of the kernel a little later.
+    /// A second thread measures the time, and reports where the kernel is if it does not end. The parent then ends this
+    /// process, or a little later if nothing is known about the kernel.
     fn launch(&mut self, tells: &(dyn Fn(GpuError) -> Wrong + Sync), launch: &mut dyn FnMut()) {
         let deadline = self.deadline;
         let Ok(mut to_parent) = self.to_parent.try_clone() else { return launch() };

@@ -1,5 +1,5 @@
-//! The machine code of a template's kernels: for each precision and each choice of element types, of the kernel for the
-//! op's largest test shape.
+//! The machine code of a template's kernels for the op's largest test shape: one for each precision and each choice of
+//! element types.
 
 use std::collections::BTreeSet;
 
@@ -36,9 +36,9 @@ pub enum CodeError {
 }
 
 impl Checker<'_> {
-    /// Compiles and disassembles kernels of the selected templates, for a GPU; with a share `[nth, of]`, of a template
-    /// of two precisions only the nth of so many parts of its cases, in turn, and at least one; and of types beyond the
-    /// common ones those that a thin check has at that shape.
+    /// Compiles and disassembles kernels of the selected templates, for a GPU. With a share `[nth, of]`, a template of
+    /// two precisions has only the nth part of its cases, in turn, and at least one; of types beyond the common ones it
+    /// has those that a thin check has at that shape.
     pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>) -> Vec<KernelCode> {
         let mut codes = Vec::new();
         for template in self.selected(selection) {

@@ -1,4 +1,4 @@
-//! Outputs against the reference.
+//! Compares outputs with the reference.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -36,7 +36,7 @@ pub(crate) enum Clue {
     Number,
     /// A NaN of arithmetic.
     Computed,
-    /// All bits are set, as of memory that nobody wrote.
+    /// All bits are set, as in unwritten memory.
     Poison,
     /// What was there before the launch.
     AsBefore,

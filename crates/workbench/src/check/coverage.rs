@@ -1,5 +1,5 @@
-//! Which lines of a template's kernels ran in the simulator: its text gets a mark before each statement that begins a
-//! line, behind which the line is known to run. Code that nothing ran is not known to be right, whatever came out.
+//! Marks the lines of a template's kernels that ran in the simulator: the text gets a mark before each statement that
+//! begins a line. Code that never ran is not known to be right.
 
 use std::collections::BTreeMap;
 
@@ -40,7 +40,7 @@ pub(super) struct Marked {
 }
 
 impl Marked {
-    /// None where the text cannot be told for sure.
+    /// None if the text cannot be told for sure.
     pub(super) fn new(
         library: &Library,
         template: &Template,
@@ -98,7 +98,7 @@ pub(super) fn add_all(more: Lines, to: &mut Lines) {
     }
 }
 
-/// The lines of which something never ran.
+/// The lines with parts that never ran.
 pub fn idle(lines: &Lines) -> Vec<usize> {
     lines.iter().filter(|(_, parts)| parts.values().any(|ran| !ran)).map(|(line, _)| *line).collect()
 }
@@ -136,7 +136,7 @@ struct Statement {
     at: (usize, usize),
     /// Of its line: 0 if it begins the line.
     part: usize,
-    /// Where it ends, if it needs braces to have a mark: it stands alone behind a condition. By each branch of the
+    /// Where it ends, if it needs braces to have a mark: it stands alone after a condition. By each branch of the
     /// preprocessor it may end elsewhere.
     ends: Vec<(usize, usize)>,
 }
@@ -148,9 +148,9 @@ struct Open {
     depth: usize,
     /// What stands since the last statement.
     head: String,
-    /// Whether a statement goes on behind the closing brace.
+    /// Whether a statement goes on after the closing brace.
     is_expression: bool,
-    /// Whether nothing stands behind the opening brace yet.
+    /// Whether nothing follows the opening brace yet.
     is_empty: bool,
     /// Whether what a condition guards comes next.
     is_guard: bool,
@@ -164,7 +164,7 @@ impl Open {
         Self { braces, depth: 0, head, is_expression, is_empty: true, is_guard: false, guarded: None }
     }
 
-    /// Whether what comes next is guarded by what was read: by a condition in parentheses, or by `else`.
+    /// Whether the next statement is guarded by the text before: by a condition in parentheses, or by `else`.
     fn guards(&self, c: char) -> bool {
         let is_else = self.head.trim() == "else" && (self.head.ends_with(' ') || !c.is_alphanumeric());
         self.braces == Braces::Body && self.depth == 0 && (self.is_guard || is_else)
@@ -288,7 +288,7 @@ fn statements(text: &str) -> Option<Vec<Statement>> {
     (stack.len() == 1 && saved.is_empty()).then_some(found)
 }
 
-/// Whether this, with a closing parenthesis, is what decides if the statement behind it runs.
+/// Whether this, with a closing parenthesis, is what decides if the statement after it runs.
 fn is_condition(head: &str) -> bool {
     let head = head.trim_start();
     let head = head.strip_prefix("else ").unwrap_or(head).trim_start();
@@ -296,7 +296,7 @@ fn is_condition(head: &str) -> bool {
     ["if", "for", "while"].contains(&word)
 }
 
-/// What braces hold that open behind this, and whether the statement goes on behind them.
+/// What braces hold that open after this, and whether the statement goes on after them.
 fn braces_of(open: &Open) -> (Braces, bool) {
     let head = open.head.trim();
     let has = |word: &str| head.split(|c: char| !c.is_alphanumeric() && c != '_').any(|one| one == word);

@@ -1,5 +1,5 @@
-//! Cases for somebody else to run: a GPU's object with its inputs and what should come out, as files. Any emulator or
-//! machine that can launch an object can be held against [`reference`] with them.
+//! Writes cases for other programs to files: a GPU's object with its inputs and expected outputs. Any emulator or
+//! machine that can launch an object can be compared with [`reference`] in this way.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,7 @@ pub enum ExportError {
     #[error("could not write `{}`: {error}", path.display())]
     Io {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: io::Error,
     },
 }

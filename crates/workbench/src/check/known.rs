@@ -1,5 +1,5 @@
-//! References that were computed before: templates, precisions and chips of one process that are checked on the same
-//! problem share its inputs and what should come out of them.
+//! References that were computed before: templates, precisions and chips that one process checks on the same problem
+//! share its inputs and expected outputs.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -21,7 +21,7 @@ struct Memo<T> {
     slots: Mutex<Slots<T>>,
 }
 
-/// Whoever comes first computes the value, and the others wait for it.
+/// The first caller computes the value, and the others wait for it.
 type Slot<T> = Arc<OnceLock<Result<Arc<T>, ReferenceError>>>;
 
 struct Slots<T> {

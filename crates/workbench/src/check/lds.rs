@@ -1,5 +1,4 @@
-//! LDS before a launch: whatever an earlier kernel left there may be what a wrong one needs, so all of it is filled
-//! with a NaN pattern.
+//! Fills all LDS with a NaN pattern before a launch: a wrong kernel could depend on what an earlier kernel left there.
 //!
 //! The template `fill_lds/block` claims as much LDS as a block may have, on every compute unit at once. (The simulator
 //! does the same by itself, before each block.)
@@ -27,7 +26,7 @@ pub(crate) struct LdsFill {
 }
 
 impl LdsFill {
-    /// Loads it; none where the target has no such kernel.
+    /// Loads it; none if the target has no such kernel.
     ///
     /// # Errors
     /// If it cannot be rendered, compiled or loaded.

@@ -1,10 +1,9 @@
-//! A launch with guards: every tensor lies between two red zones, what is to be written is poisoned, and all is looked
-//! at afterwards. Where the device has such memory and a child runs the kernel, one side is not a red zone but a page
-//! that nobody may touch: a read there, whose value may be masked away, is seen too.
+//! A launch with guards: every tensor is between two red zones, outputs are poisoned, and all of it is checked
+//! afterwards. If the device has such memory and a child runs the kernel, one side is not a red zone but an
+//! inaccessible page: this also catches a read whose value is masked away.
 //!
-//! Guards and poison are NaNs where elements are floats: a kernel that reads past an end, or an element that it never
-//! wrote, spoils its result. Where elements are whole numbers guards are small ones, so that such a kernel lives to be
-//! told.
+//! Guards and poison are NaNs if elements are floats: a kernel that reads past an end, or an element that it never
+//! wrote, spoils its result. Guards of whole numbers are small numbers, so that such a kernel survives to be reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -59,10 +58,10 @@ impl Placement {
     }
 }
 
-/// Where a tensor touches a page that nobody may touch.
+/// The side on which a tensor touches an inaccessible page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// Its first byte is right behind one.
+    /// Its first byte is right after one.
     Begin,
     /// Its last byte is right before one, or as near as its alignment allows.
     End,

@@ -1,5 +1,5 @@
-//! What a child of a check and its parent tell each other: lines of JSON over a socket of their own, which is the
-//! child's standard input, so that nothing a kernel prints can be mistaken for it.
+//! The protocol between a check's child and its parent: lines of JSON over a separate socket, the child's standard
+//! input, so that nothing a kernel prints can be mistaken for them.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -29,7 +29,7 @@ pub(super) struct CheckJob {
     pub(crate) steps: Vec<CheckStep>,
     /// Cases of the first step that ran before, by number from 1: this one and those before it.
     pub(crate) n_known: usize,
-    /// Cases after which it was told that something is wrong.
+    /// Cases after which an error was reported.
     pub(crate) wrong: BTreeSet<usize>,
     /// After so many milliseconds a case is taken to hang.
     pub(crate) deadline_ms: u64,
@@ -59,7 +59,7 @@ pub(super) enum Message {
     },
 }
 
-/// What came out of some cases of a step.
+/// The results of some cases of a step.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct CaseResults {
     n_cases: usize,

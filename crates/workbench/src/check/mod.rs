@@ -1,16 +1,15 @@
-//! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares what comes
-//! out with [`reference`].
+//! Checks templates: renders, compiles and runs each on every test shape of its op's contract, and compares the
+//! outputs with [`reference`].
 //!
-//! [`trial`] says what is run, [`checked`] runs it and adds up what comes out, [`memory`] puts guards around what a
-//! kernel may touch, [`compare`] holds outputs against the reference. A kernel can end the process that runs it: with
-//! [`parent`] that is a [`child`], and the check goes on behind the case that ended it. What a GPU's object says of
-//! itself is held against the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops
-//! take; [`export`] writes it and its case to files for others to run. A template that only compiles here, because its
-//! device is elsewhere, is reported as such.
+//! [`trial`] selects the cases, [`checked`] runs them and adds up the results, [`memory`] puts guards around a
+//! kernel's memory, [`compare`] compares outputs with the reference. A kernel can end the process that runs it:
+//! [`parent`] then continues with another [`child`] after that case. A GPU object's own description is compared with
+//! the contract ([`uses`]); [`code`] disassembles it and [`speed`] predicts how long its loops take; [`export`] writes
+//! it and its case to files. A template whose device is not here is only compiled, and reported so.
 //!
-//! What is compiled and what is run may be two: for a GPU that is not here, the object is examined, and the same
-//! problem is rendered once more for a [`Runner`] that stands in for it. [`unknown`], [`unseen`]: what
-//! that does not know, and never gets.
+//! The compiled and the executed kernel may be two: for a GPU that is not here, its object is examined, and the same
+//! problem is rendered once more for a [`Runner`] that stands in for the GPU. [`unknown`] and [`unseen`] are about
+//! words that the runner does not know, and lines that it never gets.
 
 mod checked;
 pub mod child;
@@ -85,7 +84,7 @@ pub struct Checker<'a> {
     pub compute_unit: Option<ComputeUnit>,
 }
 
-/// What kernels run on: the target itself, or what stands in for it.
+/// Runs kernels: the target itself, or a stand-in for it.
 #[derive(Clone, Copy)]
 pub struct Runner<'a> {
     /// What they are rendered and compiled for to be run.
@@ -146,7 +145,7 @@ pub struct Selection {
     /// all cases together.
     pub half: Option<usize>,
     /// Of each kernel's numbers of rows only the first and the last are run with tensors in the memory of others, and
-    /// over workspace that was used before, too; and not both at once. At shapes behind the first one, only with the
+    /// over workspace that was used before, too; and not both at once. At shapes after the first one, only with the
     /// first types and parameters: of shape, types and such a launch any two meet, but not all three. With half of the
     /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the
     /// rest. Types beyond the first four of a name, which are read by the same text as others but for their decoder,
@@ -157,14 +156,14 @@ pub struct Selection {
     /// About so long for each template at each precision: the cases that are most likely to fail, and cheap, go first,
     /// and when the time is up the others are left. At least one runs.
     pub within: Option<Duration>,
-    /// Where the device has such memory, tensors lie right beside pages that nobody may touch. A kernel that steps
-    /// outside then ends the process that runs it.
+    /// If the device has such memory, tensors are right beside inaccessible pages. A kernel that steps outside then
+    /// ends the process that runs it.
     pub is_fenced: bool,
     /// Only kernels whose text is not what they are with these templates.
     pub unlike: Option<Arc<Library>>,
-    /// Which lines of the templates run in the simulator is told.
+    /// Report which lines of the templates ran in the simulator.
     pub covers: bool,
-    /// How waves go to memory there is told.
+    /// Report how waves access memory there.
     pub memory: bool,
     /// A template's kernels are compiled and run one after the other, up to the first that is wrong.
     pub until_wrong: bool,
@@ -259,7 +258,7 @@ impl Checker<'_> {
         other.is_ok_and(|other| other.source == kernel.source)
     }
 
-    /// Compiles trials, examines what came of them, and runs them if there is something to run them on.
+    /// Compiles trials, examines the objects, and runs them if there is something to run them on.
     fn check_trials(
         &self,
         template: &Arc<Template>,
@@ -369,7 +368,7 @@ impl Checker<'_> {
         kernels
     }
 
-    /// Runs trials, whose objects for the target are right, on what stands in for it.
+    /// Runs trials, whose objects for the target are right, on its stand-in.
     fn run_elsewhere(
         &self,
         template: &Template,

@@ -1,5 +1,6 @@
-//! The parent's side of a check: a child for the templates of each op, which share their references; behind a case that
-//! ends it the next child goes on. A child owns its device, so what a kernel does to that ends with it.
+//! The parent's side of a check: starts a child for the templates of each op, which share their references; if a case
+//! ends the child, the next one continues after it. A child owns its device, so what a kernel does to the device ends
+//! with the child.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -39,14 +40,14 @@ const ENDING: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Children {
     pub program: PathBuf,
-    /// What it is told: its side is [`super::child::run`], for the same selection.
+    /// Its arguments: its side is [`super::child::run`], for the same selection.
     pub words: Vec<OsString>,
     /// How long a kernel may run in one case.
     pub deadline: Duration,
-    /// Whether a template is not run on at a precision behind a case that hangs, for who waits for the verdict; else
+    /// Whether a template is not run on at a precision after a case that hangs, for who waits for the verdict; else
     /// hanging counts as any other end of a child.
     pub stops_at_hang: bool,
-    /// Set when nobody wants to know any more: what runs is ended, and what was not checked is left out.
+    /// Set when the result is not wanted any more: running kernels are ended, and unchecked ones are left out.
     pub stop: Arc<AtomicBool>,
     /// The same from this time on.
     pub until: Option<Instant>,
@@ -57,7 +58,7 @@ pub struct Children {
 #[error("could not run kernels in a process of their own, `{}`", program.display())]
 pub struct ChildError {
     program: PathBuf,
-    /// What the system says.
+    /// The system's error.
     #[source]
     source: Arc<io::Error>,
 }
@@ -73,7 +74,7 @@ pub enum Death {
     },
     /// What it said is no report; it was killed.
     Garbage,
-    /// Nobody wants to know any more.
+    /// The result is not wanted any more.
     Stopped,
 }
 
@@ -88,7 +89,7 @@ impl fmt::Display for Death {
                 write!(f, "it was still running after {} s and was killed", deadline.as_secs_f64())
             }
             Self::Stopped => f.write_str("it was stopped"),
-            Self::Garbage => f.write_str("it spoiled what the process that ran it reports, which was killed"),
+            Self::Garbage => f.write_str("it damaged the report of its process, which was killed"),
         }
     }
 }
@@ -262,9 +263,9 @@ pub(crate) struct Running {
     pub(crate) runs: Option<(String, Instant)>,
     /// How it ended, once it is waited for.
     status: Option<ExitStatus>,
-    /// Set when nobody waits for it any more.
+    /// Set when the result is not wanted any more.
     stop: Option<Arc<AtomicBool>>,
-    /// When nobody does from then on.
+    /// The time from which the result is not wanted.
     pub(crate) until: Option<Instant>,
 }
 
@@ -334,8 +335,8 @@ impl Running {
         }
     }
 
-    /// How it ended, if it did. What it started is killed before it is waited for: until then nobody else can get its
-    /// group's number.
+    /// How it ended, if it did. Processes that it started are killed before it is waited for: until then its group's
+    /// number is not reused.
     fn ended(&mut self) -> Option<ExitStatus> {
         if self.status.is_none() {
             has_ended(&mut self.process).ok().filter(|ended| *ended)?;

@@ -1,4 +1,5 @@
-//! What bf16 precision may cost: errors in the norm of an output, against those of rounding the activations alone.
+//! The allowed error of bf16 precision: an output's error norm, relative to the error of rounding only the
+//! activations.
 
 use super::Wrong;
 use format::Dtype;
@@ -18,7 +19,7 @@ const FEWEST_ELEMENTS: usize = 64;
 /// Errors below this are those of f32 sums, whatever the activations are.
 const F32_SUMS: f64 = 1e-6;
 
-/// An output's error in bf16 precision, and what it is held against.
+/// An output's error in bf16 precision, and the error that it is compared with.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Rounding {
     /// |got - want| / |want|, in the Euclidean norm.
@@ -50,9 +51,8 @@ pub(crate) fn rounded<'a>(inputs: &Tensors, mut names: impl Iterator<Item = &'a 
     Some(inputs)
 }
 
-/// Holds what a kernel gave against what it should give, and against what it would give of rounded activations. Outputs
-/// that are stored as they come, in a type narrower than f32, are the tolerance's to judge: of these
-/// alone nothing is told.
+/// Compares a kernel's outputs with the expected ones, and with those for rounded activations. Outputs that are stored
+/// in a type narrower than f32 are judged by the tolerance alone and not reported here.
 pub(crate) fn examine(got: &Tensors, want: &Outputs, of_rounded: &Outputs) -> Result<Option<Rounding>, Wrong> {
     let mut all = None;
     for (name, got) in got.iter().filter(|(_, got)| got.dtype() == Dtype::F32) {

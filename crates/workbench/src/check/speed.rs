@@ -1,4 +1,4 @@
-//! How long the hot loops of a template's kernels take, as predicted from what the compiler made of them.
+//! Predicts how long the hot loops of a template's kernels take, from their machine code.
 
 use super::code::{CodeError, KernelCode};
 use super::{Checker, Selection};

@@ -1,5 +1,5 @@
-//! Words that the simulator does not know: a kernel with one is not wrong for that. What a GPU's compiler says of it
-//! decides, where there is one.
+//! Words that the simulator does not know. A kernel with one need not be wrong: the GPU's compiler decides, if there
+//! is one.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use kernel::template::Template;
 use kernel::template::origins::Origins;
 use kernel::template::render::{Rendered, render};
 
-/// Why kernels were not run that are not known to be wrong.
+/// Why kernels did not run although they may be right.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unknown {
     /// The word, its place, and what it may be meant for.
@@ -57,7 +57,7 @@ impl Checker<'_> {
         Ok(Unknown { text: format!("{compiled}the simulator does not know `{word}`{about}"), is_compiled })
     }
 
-    /// What the compiler of the simulated GPU says of a kernel; none where there is no such compiler.
+    /// What the compiler of the simulated GPU says of a kernel; none if there is no such compiler.
     fn compiled_for_the_chip(&self, template: &Template, trial: &Trial) -> Option<Result<(), Wrong>> {
         if !self.target.is_simulated {
             return Some(Ok(())); // it is asked before anything is simulated

@@ -1,6 +1,5 @@
-//! Lines of a kernel that a GPU's compiler may see and the simulator's never does: those behind
-//! `#if defined(__AMDGCN__)` and the like. What is behind them was not run, whatever came out. Of the files that are
-//! built in only a template's own counts: `lib/` is where a word of one vendor gets its stand-in.
+//! Lines that a GPU's compiler may see and the simulator never does, such as those after `#if defined(__AMDGCN__)`:
+//! they did not run. Of the built-in files only templates count, because `lib/` defines stand-ins for vendors' words.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -63,7 +62,7 @@ impl Unseen {
         self.0.get("").is_some_and(|lines| lines.contains(&line))
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -74,7 +73,7 @@ impl Unseen {
         }
     }
 
-    /// That they were not run, in words; none where there are none.
+    /// The message about them; none if there are none.
     pub fn told(&self) -> Option<String> {
         (!self.is_empty())
             .then(|| format!("the simulator does not compile {}, which a GPU's compiler sees", self.lines()))
@@ -124,8 +123,8 @@ const AMD: [&str; 8] = [
 /// The same of NVIDIA's.
 const NVIDIA: [&str; 4] = ["__CUDACC__", "__CUDACC_RTC__", "__CUDA_ARCH__", "__NVCC__"];
 
-/// What is known of the words of a preprocessor: values, none where a word is not defined; and none at all where nobody
-/// knows.
+/// The known macros of a preprocessor: values, none if a word is not defined; and nothing if the definitions are
+/// unknown.
 struct Words<'a> {
     who: Who,
     target: &'a Target,
@@ -171,7 +170,7 @@ impl Words<'_> {
     }
 }
 
-/// An `#if` that is open. Each part: whether it is so, none where nobody knows.
+/// An open `#if`. For each part: whether it holds; none if unknown.
 struct Branch {
     /// Where it stands is compiled.
     outer: Option<bool>,
@@ -208,7 +207,7 @@ impl Reader<'_> {
         self.open.last().map_or(Some(true), |branch| and(branch.outer, branch.is))
     }
 
-    /// Takes a directive: what stands behind its `#`.
+    /// Takes a directive: what follows its `#`.
     fn read(&mut self, directive: &str) {
         let end = directive.find(|c: char| !c.is_alphabetic()).unwrap_or(directive.len());
         let (word, rest) = (&directive[..end], directive[end..].trim());
@@ -283,7 +282,7 @@ const OPERATORS: [&[&str]; 6] =
     [&["||"], &["&&"], &["==", "!="], &["<=", ">=", "<", ">"], &["+", "-"], &["*", "/", "%"]];
 
 impl<'a> Condition<'a> {
-    /// Its value, none where nobody knows.
+    /// Its value; none if unknown.
     fn of(text: &'a str, words: &'a Words<'a>) -> Option<i64> {
         let mut condition = Self { words, tokens: tokens(text), at: 0 };
         let value = condition.level(0);
@@ -383,7 +382,7 @@ mod tests {
         gpus_alone(text, &Target::gpu(arch).expect("known"))
     }
 
-    /// Whether a line behind this condition is the GPU's alone.
+    /// Whether a line after this condition is the GPU's alone.
     fn is_alone(arch: &str, condition: &str) -> bool {
         !alone(arch, &format!("#if {condition}\nx\n#endif\ny")).is_empty()
     }

@@ -1,4 +1,4 @@
-//! What the objects of a template use of a GPU.
+//! The GPU resources that a template's objects use.
 
 use gpu::code_object::KernelFacts;
 use serde::{Deserialize, Serialize};

@@ -1,4 +1,4 @@
-//! What can be wrong with a kernel.
+//! The ways in which a kernel can be wrong.
 
 use std::fmt;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub enum Wrong {
     /// It cannot be compiled.
     #[error("{error}{}", places.iter().map(|(line, place)| format!("\n  line {line} comes from {place}")).collect::<String>())]
     Compile {
-        /// What the compiler said.
+        /// The compiler's output.
         error: StoreError,
         /// Lines of the rendered source that it calls wrong, and where they come from.
         places: Vec<(usize, Place)>,
@@ -47,7 +47,7 @@ pub enum Wrong {
     #[error("the object for {target}: {error}{}", if error.is_of_arguments() { "\n  `{{ signature }}` writes the kernel's head from the contract" } else { "" })]
     Object {
         target: String,
-        /// What is wrong with it.
+        /// The problem.
         error: Arc<ObjectError>,
     },
     /// A shape or a launch expression does not evaluate.
@@ -123,7 +123,7 @@ pub enum Wrong {
     /// The process that was to run it ended too often.
     #[error("they were not run: {}", ended(*n_deaths))]
     NotRun { n_deaths: usize },
-    /// What a child told of a kernel.
+    /// A child's report about a kernel.
     #[error("{text}")]
     Told {
         text: String,

@@ -31,7 +31,7 @@ const DEPTH: f32 = 16.0;
 /// Logarithms of probabilities up to this are left out of divergences.
 const FLOOR: f64 = -16.0;
 
-/// A file, whose rows are read where they are used.
+/// A base file, whose rows are read on demand.
 #[derive(Clone, Debug)]
 pub struct BaseFile {
     bytes: Bytes,
@@ -153,7 +153,7 @@ impl BaseFile {
         &self.tokens
     }
 
-    /// Whether it is of these windows, or of more behind them, and of a vocabulary of that size.
+    /// Whether it is of these windows, or of more after them, and of a vocabulary of that size.
     ///
     /// # Errors
     /// What differs.
@@ -172,7 +172,7 @@ impl BaseFile {
         if found < expected { Err(BaseFileError::TooFewWindows { found, expected }) } else { Ok(()) }
     }
 
-    /// What the base says behind a scored position.
+    /// What the base says after a scored position.
     ///
     /// - `scored`: which of those of the window
     pub fn row(&self, window: usize, scored: usize) -> CodedDistribution<'_> {

@@ -1,8 +1,8 @@
-//! How well a model predicts a text, and how far its predictions are from those of another: the numbers of llama.cpp's
+//! How well a model predicts a text, and how far its predictions are from another model's: the numbers of llama.cpp's
 //! `llama-perplexity`.
 //!
-//! [`windows`] cuts the text, [`distribution`] makes probabilities of logits and compares them, [`tally`] adds up what
-//! each token gave, [`base_file`] is the file in which llama.cpp keeps a model's probabilities.
+//! [`windows`] cuts the text, [`distribution`] makes probabilities of logits and compares them, [`tally`] adds up the
+//! tokens' results, [`base_file`] is llama.cpp's file of a model's probabilities.
 
 pub mod base_file;
 pub mod distribution;

@@ -1,4 +1,4 @@
-//! What every scored token gave, and the numbers that this comes to.
+//! The result of every scored token, and the numbers computed from all of them.
 
 use rayon::prelude::*;
 use serde::Serialize;
@@ -29,7 +29,7 @@ pub enum Base<'a> {
 /// Scores tokens.
 ///
 /// - `logits`: f32, (tokens, vocab_size), row-major
-/// - `targets`: the token that comes behind each row
+/// - `targets`: the token that comes after each row
 ///
 /// # Errors
 /// The first row, of those of the base too, that holds what is no number.

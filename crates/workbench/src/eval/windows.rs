@@ -1,4 +1,4 @@
-//! A text as windows that do not overlap, of which the second half is scored: behind the first half every token has
+//! Cuts a text into windows that do not overlap. The second half of each is scored, so that every scored token has
 //! context.
 
 use std::ops::Range;
@@ -11,7 +11,7 @@ pub const SHORTEST_CONTEXT: usize = 3;
 /// A text's tokens, cut into windows of equal length.
 #[derive(Clone, Debug)]
 pub struct Windows {
-    /// (n_windows * context): what is behind the last whole window is left out.
+    /// (n_windows * context): what is after the last whole window is left out.
     tokens: Vec<u32>,
     /// Tokens of a window.
     context: usize,
@@ -127,7 +127,7 @@ impl Windows {
     }
 }
 
-/// The positions of a window of so many tokens whose next token is scored.
+/// The positions of a window of this many tokens whose next token is scored.
 pub(super) fn scored(context: usize) -> Range<usize> {
     context / 2..context - 1
 }

@@ -1,4 +1,4 @@
-//! One instruction, and what it is to us, by its name in LLVM's spelling for GCN, CDNA and RDNA.
+//! One instruction, classified by its name in LLVM's spelling for GCN, CDNA and RDNA.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub struct Instruction {
     pub text: String,
     /// Where it branches to.
     pub(crate) target: Option<u64>,
-    /// Where in the source it comes from, `kernel.hip:41`, innermost first; empty where that is not known.
+    /// Where in the source it comes from, `kernel.hip:41`, innermost first; empty if that is not known.
     pub places: Arc<[String]>,
 }
 

@@ -1,5 +1,4 @@
-//! LLVM's tools as programs: `llvm-mca`, `llc`. They are found, started, and their words taken; what
-//! the words mean is for others to say.
+//! Finds and runs LLVM's tools, `llvm-mca` and `llc`, and returns what they print.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -47,14 +46,14 @@ pub enum LlvmError {
     #[error("could not run `{}`", program.display())]
     Start {
         program: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
     /// It does not come to an end.
     #[error("`{tool}` was not done after {seconds} s")]
     Time { tool: &'static str, seconds: u64 },
-    /// Nobody waits for it any more.
+    /// The time for its answer is over.
     #[error("`{tool}` was not done when the time was over")]
     TimeIsOver { tool: &'static str },
     #[error("`{tool}` failed: {said}")]

@@ -1,7 +1,7 @@
 //! The machine code of an AMD GPU object, as comgr, which hipRTC brings, disassembles it: instructions, basic blocks,
 //! loops.
 //!
-//! [`instruction`] says what an instruction is to us (a matrix operation, a load of so many bytes), [`speed`] asks
+//! [`instruction`] says what an instruction is to us (a matrix operation, a load of this many bytes), [`speed`] asks
 //! `llvm-mca` how long a loop takes, or counts, [`waits`] what a wave waits for, [`llvm`] finds and runs LLVM's tools;
 //! [`sass`] reads NVIDIA's code by itself. Nothing here is needed to run a model: it is how `kernels check` and the
 //! tests look at what the compiler made of a template.
@@ -52,10 +52,10 @@ pub enum IsaError {
     /// hipRTC is missing, or its comgr fails.
     #[error(transparent)]
     Disassembly(#[from] CompileError),
-    /// What comes is no disassembly.
+    /// The text is not a disassembly.
     #[error("line {line} of the disassembly: expected an instruction and its address, found `{text}`")]
     Line {
-        /// From 1.
+        /// Counted from 1.
         line: usize,
         text: String,
     },
@@ -175,7 +175,7 @@ impl Code {
             let above = &dominators[from];
             blocks[from].successors.iter().copied().filter(move |to| !above.contains(to))
         };
-        // The way to the end from each block, and where it goes; a block is looked at behind those that it leads to.
+        // The way to the end from each block, and where it goes; a block is looked at after those that it leads to.
         let mut longest: Vec<Option<(f64, Option<usize>)>> = vec![None; blocks.len()];
         let mut open = vec![(0, false)];
         let mut is_begun = vec![false; blocks.len()];

@@ -43,7 +43,7 @@ enum Pipe {
 /// Loads of LDS, shuffles, special functions: cycles until the result is there.
 const SHORT_LATENCY: f64 = 28.0;
 
-/// The matrix unit's results, behind the cycles that it is busy.
+/// The matrix unit's results, after the cycles that it is busy.
 const MATRIX_LATENCY: f64 = 30.0;
 
 /// f32 operations of `HMMA.16816`, and the cycles it takes: two thirds of what `HGMMA` does, measured (640 and 924
@@ -53,7 +53,7 @@ const HMMA: (f64, f64) = (4096.0, 5.9);
 /// Operations of a quarter's matrix unit in a cycle.
 const MATRIX_FLOP_PER_CYCLE: f64 = 1024.0;
 
-/// Reads the code of a kernel; what is behind the last whole instruction is left.
+/// Reads the code of a kernel; what is after the last whole instruction is left.
 pub(crate) fn decode(bytes: &[u8]) -> Vec<Sass> {
     let word = |bytes: &[u8]| u64::from_le_bytes(bytes.try_into().expect("eight bytes"));
     bytes.chunks_exact(LEN).map(|bytes| Sass { low: word(&bytes[..8]), high: word(&bytes[8..]) }).collect()
@@ -181,8 +181,8 @@ pub(crate) fn busy_cycles<'a>(body: impl IntoIterator<Item = &'a Sass>) -> f64 {
     busy.into_iter().fold(0.0, f64::max)
 }
 
-/// Cycles of going through these instructions once, again and again, of a warp that is alone: it stalls as it is told,
-/// waits for scoreboards, for its copies to LDS and for the matrix unit.
+/// Cycles of repeating these instructions, for a warp that is alone: it stalls as the schedule says, and waits for
+/// scoreboards, for its copies to LDS and for the matrix unit.
 pub(crate) fn alone_cycles(body: &[Sass], memory_cycles: f64) -> f64 {
     const ROUNDS: [usize; 2] = [4, 12];
     let [few, many] = ROUNDS.map(|n| Warp::default().go(body, n, memory_cycles));

@@ -1,6 +1,5 @@
-//! How long a loop takes, as LLVM's scheduling models predict it (`llvm-mca`), or as its instructions are counted where
-//! there is no LLVM that knows the chip, beside what the matrix unit and memory need at least. Predictions, all of it:
-//! nothing is measured.
+//! Predicts how long a loop takes, with LLVM's scheduling models (`llvm-mca`), or by counting instructions if no LLVM
+//! knows the chip, and how long the matrix unit and memory need at least. Nothing is measured.
 //!
 //! What the models leave out: caches, bandwidth and congestion (a load takes a fixed time), LDS bank conflicts, and
 //! other waves on the same SIMD. And on RDNA they take a matrix operation for one cycle, so the matrix unit's own time
@@ -26,7 +25,7 @@ pub const COUNTED_OVER_MCA: [f64; 2] = [0.8, 1.5];
 /// Cycles until a load is there where nothing else is known: what LLVM's models of RDNA say.
 const LOAD_CYCLES: f64 = 320.0;
 
-/// Who says what instructions take.
+/// The source of the time of instructions.
 #[derive(Clone, Debug)]
 pub enum IssueModel {
     /// LLVM's model of the chip.
@@ -53,14 +52,14 @@ impl IssueModel {
         Self::Counted { why: format!("{why} ({cure})") }
     }
 
-    /// The same, until a time: from then on it counts, which nobody is to keep.
+    /// The same, until a time: from then on it counts instructions, and these results are not kept.
     pub(crate) fn until(&mut self, until: Option<Instant>) {
         if let Self::Mca(llvm) = self {
             *llvm = llvm.clone().until(until);
         }
     }
 
-    /// The model in a word, for who keeps predictions.
+    /// The model's name, for stored predictions.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Mca(_) => "llvm-mca",
@@ -68,7 +67,7 @@ impl IssueModel {
         }
     }
 
-    /// What is to be told once where there is no `llvm-mca`, with how far counting is off.
+    /// The note about counting, if there is no `llvm-mca`, with its error.
     pub fn notice(&self) -> Option<String> {
         let Self::Counted { why } = self else { return None };
         let [least, most] = COUNTED_OVER_MCA;
@@ -120,7 +119,7 @@ impl LoopSpeed {
         self.matrix_cycles / self.alone_cycles
     }
 
-    /// Bytes of memory in a cycle that a compute unit asks for when nothing waits: every SIMD in this loop.
+    /// Bytes of memory per cycle that a compute unit needs if nothing waits: every SIMD in this loop.
     pub fn bytes_per_cycle(&self, unit: &ComputeUnit) -> f64 {
         self.memory_bytes as f64 * f64::from(unit.simds) / self.busy_cycles
     }

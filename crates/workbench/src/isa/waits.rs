@@ -1,8 +1,8 @@
-//! What a wave of an AMD GPU that is alone waits for, by what the compiler wrote into its code: `s_waitcnt` and its
-//! kin say which loads must be there, `s_delay_alu` which results are not there yet.
+//! How long a wave of an AMD GPU that is alone waits, by the compiler's own instructions: `s_waitcnt` and its kin say
+//! which loads must be complete, `s_delay_alu` which results are not ready yet.
 //!
-//! `llvm-mca` has a load take 320 cycles on every chip, does not know gfx12's waits, and has loads follow each other
-//! where results are written in order; so it is asked what instructions take, and not what they wait for.
+//! `llvm-mca` assumes 320 cycles for a load on every chip, does not know gfx12's waits, and serialises loads whose
+//! results are written in order. So it is used for the time of instructions, not for waits.
 
 use super::Instruction;
 use super::speed::{Machine, clock_cycles};

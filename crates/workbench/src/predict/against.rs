@@ -1,4 +1,4 @@
-//! Predictions held against times that were measured: a journal of `tune`, of the same chip.
+//! Compares predictions with measured times: a journal of `tune`, of the same chip.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -122,7 +122,7 @@ pub struct Agreement {
     /// How much slower the candidate that is predicted to be the fastest is than the one that is: the mean over the
     /// groups, and the most; 0.05 is 5 %.
     pub regret: Option<[f64; 2]>,
-    /// The mean regret of whoever takes a candidate at random.
+    /// The mean regret of a random choice.
     pub regret_of_chance: Option<f64>,
 }
 

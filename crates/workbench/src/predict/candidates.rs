@@ -1,4 +1,4 @@
-//! Candidates, compiled and read.
+//! Compiles candidates, and reads their machine code.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -27,7 +27,7 @@ use kernel::template::work::Work;
 /// What says how long a wave that is alone takes for a body.
 type AloneCycles = fn(&[&Instruction], Latencies) -> f64;
 
-/// Compiles candidates for one chip and reads what came of them.
+/// Compiles candidates for one chip and reads their objects.
 pub struct Predictor<'a> {
     library: &'a Library,
     target: &'a Target,

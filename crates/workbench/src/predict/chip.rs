@@ -1,4 +1,4 @@
-//! The chip as the prediction needs it, from its tuning table.
+//! A chip's facts for predictions, from its tuning table.
 
 use super::Code;
 use kernel::target::compute_unit::ComputeUnit;

@@ -1,4 +1,4 @@
-//! How long a kernel would take on a chip that is not here: predicted from what the compiler made of it.
+//! Predicts how long a kernel takes on a chip that is not here, from its machine code.
 //!
 //! A [`Predictor`] compiles candidates and reads their objects: registers, LDS, and of each loop the instructions and
 //! cycles ([`Round`]; `llvm-mca`'s models for AMD, or instructions counted where there is none, the schedule in the
@@ -20,7 +20,7 @@
 //! - **Code.** A loop (or all of a kernel without one) that the instruction cache does not hold has no prediction: its
 //!   instructions come from the last cache, and how many waves share them nobody knows.
 //! - A launch takes a time by itself, and the first bytes and the last ones the latency of the memory: of plain reads
-//!   of 17, 33 and 66 MB one behind the other on an H200 that says 5.1, 8.6 and 15.9 us, and 5.2, 8.9 and 16.4 were
+//!   of 17, 33 and 66 MB one after the other on an H200 that says 5.1, 8.6 and 15.9 us, and 5.2, 8.9 and 16.4 were
 //!   measured.
 
 pub mod against;

@@ -1,4 +1,4 @@
-//! A step of a model on a chip that is not here: the time of every launch of its plan, and of all of them.
+//! A model's step on a chip that is not here: the time of every launch of its plan, and of the whole step.
 
 use super::{Code, Compiled, PredictError, Prediction, Predictor};
 use crate::timing::{self, Candidate, Setup, TimingError};
@@ -10,9 +10,8 @@ use kernel::template::work::Work;
 
 /// Predicted over measured tokens per second of gpt-oss-20b's shape on an H200, at a microsecond a launch and contexts
 /// of 542 positions (of 64 rows 286): rows, with dense weights in bf16, with these in blocks of 8 bits.
-/// `docs/performance.md` has both numbers. They are of the constants of this model as they are: whoever changes one has
-/// to find these anew. They are of the kernels of 2026-11-26, too: blocks of several rows went to `linear/matrix`, as
-/// they do on AMD.
+/// `docs/performance.md` has both numbers. They hold for this model's present constants; a change of a constant needs
+/// new ones. They are from the kernels of 2026-11-26: several rows of block formats used `linear/matrix`, as on AMD.
 const ERROR_ON_H200: [(usize, f64, f64); 6] = [
     (1, 1.005, 1.089),
     (2, 1.057, 1.091),
@@ -115,7 +114,7 @@ impl StepTime {
         self.launches.iter().map(|(launch, _)| launch.n_launches).sum()
     }
 
-    /// Launches of which there is no prediction: they count as nothing.
+    /// Launches without a prediction: they count as nothing.
     pub fn n_unknown(&self) -> usize {
         let unknown = self.launches.iter().filter(|(_, time)| time.prediction.is_err());
         unknown.map(|(launch, _)| launch.n_launches).sum()
@@ -126,7 +125,7 @@ impl StepTime {
         self.launches.iter().map(|(launch, time)| launch.n_launches as f64 * time.kernel_s().unwrap_or(0.0)).sum()
     }
 
-    /// Seconds of the step where each launch takes so many seconds by itself.
+    /// Seconds of the step, if each launch costs this many seconds in addition.
     pub fn seconds(&self, launch_s: f64) -> f64 {
         self.kernels_s() + self.n_launches() as f64 * launch_s
     }

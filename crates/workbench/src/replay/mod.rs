@@ -1,5 +1,5 @@
-//! A launch of a real step, once more: by any kernel that does its problem, on any device. [`file`] is how a launch is
-//! kept. What comes out is held against what the captured launch left, and against the reference where that is cheap.
+//! Repeats a launch of a real step, with any kernel that does its problem, on any device. [`file`] stores a launch.
+//! The outputs are compared with those of the captured launch, and with the reference if that is cheap.
 
 pub mod file;
 
@@ -40,7 +40,7 @@ const CHUNK: usize = 1 << 16;
 /// What memory holds that a kernel is to write.
 const POISON: u8 = 0xff;
 
-/// A workspace has no tensor in the file that its length could be held against.
+/// Most bytes of a workspace: the file has no tensor with which its length could be compared.
 const MOST_WORKSPACE_BYTES: usize = 4 << 30;
 
 /// On what a launch is made again.
@@ -49,7 +49,7 @@ pub struct On<'a> {
     pub store: &'a Store,
     pub target: &'a Target,
     pub driver: &'a dyn Driver,
-    /// Compiler options behind all others.
+    /// Compiler options after all others.
     pub options: &'a [&'a str],
 }
 
@@ -89,7 +89,7 @@ pub enum AgainstReference {
     /// The largest error, as a fraction of the tolerance.
     Right(f64),
     Wrong(Difference),
-    /// Why nobody compared.
+    /// Why there was no comparison.
     Unknown(String),
 }
 
@@ -393,7 +393,7 @@ fn against_reference(
     let flop = timing::work(library, &stored.problem, &setup).ok().and_then(|work| work.flop).unwrap_or_default();
     if n_elements > MOST_ELEMENTS || flop > MOST_FLOP {
         return unknown(format!(
-            "not held against the reference: {n_elements} numbers and {flop:.1e} operations take it long"
+            "not compared with the reference: {n_elements} numbers and {flop:.1e} operations would take long"
         ));
     }
     let tensor = |(arg, bytes): &(&CapturedArg, &Bytes)| (arg.name.clone(), Tensor::from_bytes(arg.dtype, bytes));

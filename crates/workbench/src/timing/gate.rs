@@ -1,7 +1,7 @@
-//! Whether a candidate is right on the inputs that it is timed on: nothing wrong is ever timed.
+//! Checks that a candidate is right on the inputs that it is timed on: nothing wrong is ever timed.
 //!
-//! Where the reference would take long, it computes a sample of the outputs: some entries, the first and the last among
-//! them, of the axes along which a contract says that outputs know nothing of each other (`[work] sample`).
+//! If the reference would take long, it computes a sample of the outputs: some entries, the first and the last among
+//! them, of the axes along which outputs do not depend on each other (the contract's `[work] sample`).
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! Gaussian process regression: what is believed of a function at some points after it was seen at a few of them.
+//! Gaussian process regression: estimates a function at some points from its values at a few others.
 
 /// The variance of the noise of an observation; the function's own is 1 before any.
 const NOISE: f64 = 1e-3;

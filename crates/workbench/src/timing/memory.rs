@@ -1,8 +1,8 @@
-//! Where inputs, outputs and workspaces lie while kernels are timed.
+//! Memory for inputs, outputs and workspaces while kernels are timed.
 //!
-//! What a step reads from memory is cold: weights, and keys and values. There are as many copies of them as it takes
-//! for launches that follow each other to touch more than the last cache holds. Activations were just written in a real
-//! step, so they stay where they are.
+//! What a step reads from memory is cold: weights, and keys and values. There are enough copies of them that
+//! consecutive launches touch more than the last cache holds. Activations were just written in a real step, so they
+//! stay in place.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! How long kernels take: one problem at one number of rows, on a device, with fresh random inputs.
+//! Times kernels: one problem at one number of rows, on a device, with fresh random inputs.
 //!
 //! A [`Bench`] puts the inputs on the device, checks each candidate on them ([`gate`]) and times it: launches over
 //! copies of the weights that no cache holds together ([`memory`]), captured and replayed as one where the device can,
@@ -61,7 +61,7 @@ pub struct Bench<'a> {
     best_us: Cell<f64>,
 }
 
-/// What is to be timed.
+/// The problem and rows to time.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Every scalar argument, `n_tokens` above all.
@@ -81,7 +81,7 @@ pub struct Candidate {
     pub params: Params,
 }
 
-/// What came of a candidate that is right.
+/// The result of a candidate that is right.
 #[derive(Clone, Debug)]
 pub struct Timed {
     /// Time of one launch in each round, in microseconds, rising.
@@ -227,8 +227,8 @@ impl<'a> Bench<'a> {
         self.memory.n_copies()
     }
 
-    /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn.
-    /// `runs` is told before a candidate is launched which it is, by its place.
+    /// Compiles candidates, checks them and times those that are right, in rounds in which each takes its turn. Before
+    /// each launch `runs` gets the candidate's index.
     pub fn time(
         &self,
         candidates: Vec<Candidate>,

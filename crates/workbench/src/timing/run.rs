@@ -1,4 +1,4 @@
-//! What a kernel takes and has to do, of one op or of a run of ops that it does at once.
+//! A kernel's arguments and work, for one op or for a run of ops that it does together.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -8,7 +8,7 @@ use kernel::template::Params;
 /// How many are timed at a time.
 const BATCH: usize = 8;
 
-/// A search with a budget of so many has so many others all over the grid in its initial design. These numbers and
+/// A search with a budget of this many has so many others all over the grid in its initial design. These numbers and
 /// those below did best among a few on the times of a dozen problems that an H200 has measured.
 const LARGE_BUDGET: usize = 40;
 const N_SPREAD: usize = 16;
@@ -84,8 +84,8 @@ impl<'a> Search<'a> {
         self.best_by_acquisition(left.min(BATCH))
     }
 
-    /// What came of those that [`Search::next`] gave: their times in microseconds, `None` for those that are not to be
-    /// used.
+    /// Takes the results of candidates from [`Search::next`]: their times in microseconds, `None` for those that cannot
+    /// be used.
     pub(crate) fn tell(&mut self, params: Vec<Params>, times_us: Vec<Option<f64>>) {
         let best_us = times_us.iter().flatten().copied().fold(f64::INFINITY, f64::min);
         let is_improvement = best_us < self.best_us() * (1.0 - MIN_IMPROVEMENT);

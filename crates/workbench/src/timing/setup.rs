@@ -1,4 +1,4 @@
-//! A problem at a number of rows, as a step of a model has it.
+//! A problem at a number of rows, with the inputs that a model's step has.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,4 @@
-//! Which problems of a forward pass are launched by themselves, by what the tables say: the others are parts of runs
-//! that one kernel does.
+//! Which problems of a forward pass the tables launch alone; others are parts of runs that one kernel does.
 
 use super::job::{Piece, TuningJob};
 use engine::graph::placement::Place;

@@ -1,6 +1,5 @@
-//! A device measures: the parent's side. Kernels are checked and timed in a process of its own, which says before each
-//! launch which it is: one that ends it, or does not end, is a kernel that is not to be used, and another process goes
-//! on behind it.
+//! A judge that measures on a device: the parent's side. A separate process checks and times kernels, and announces
+//! each launch. A kernel that ends that process, or does not end, is not used, and another process continues after it.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,16 +21,16 @@ const MAX_DEATHS: usize = 3;
 /// So many processes in a row may end before they run a kernel.
 const MAX_FALSE_STARTS: usize = 3;
 
-/// A device, in a process of its own.
+/// A device, used by a separate process.
 pub struct Device<'a> {
     pub(crate) program: PathBuf,
-    /// What it is told: its side is [`super::worker::run`], for the same job.
+    /// Its arguments: its side is [`super::worker::run`], for the same job.
     pub(crate) words: Vec<OsString>,
     /// How long a kernel may run.
     pub(crate) deadline: Duration,
     /// The device in words.
     pub(crate) name: String,
-    /// What is compiled for.
+    /// The target of compilation.
     pub(crate) target: &'a Target,
     /// The cache and the compiler.
     pub(crate) store: &'a Store,
@@ -39,7 +38,7 @@ pub struct Device<'a> {
     until: Option<Instant>,
 }
 
-/// What came of a part of the kernels.
+/// The result of some of the kernels.
 enum Came {
     Verdicts(Vec<Verdict>),
     /// A kernel ended the process.
@@ -52,7 +51,7 @@ enum Came {
 }
 
 impl<'a> Device<'a> {
-    /// A device whose process is started when there is something to measure.
+    /// A device whose process starts when there is something to measure.
     pub fn new(
         program: PathBuf,
         words: Vec<OsString>,
@@ -70,7 +69,7 @@ impl<'a> Device<'a> {
         Self { until, ..self }
     }
 
-    /// Lets the process end: the device is to be free for others.
+    /// Ends the process, so that the device is free for others.
     pub fn rest(&mut self) {
         self.process = None;
     }

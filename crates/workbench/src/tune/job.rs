@@ -1,4 +1,4 @@
-//! What there is to tune: the problems of a forward pass, at the numbers of rows that its steps have.
+//! The problems to tune: those of a forward pass, at the row counts of its steps.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -96,8 +96,8 @@ impl Counts {
 }
 
 impl TuningJob {
-    /// The problems of a forward pass, and of the runs of its nodes that one kernel may do. What a step has only if a
-    /// request asks for it is left out.
+    /// The problems of a forward pass, and of the runs of its nodes that one kernel may do, without nodes that a step
+    /// has only if a request asks for them.
     pub fn from_graph(graph: &Graph, fusions: &[Arc<Signature>], context: u32, cache_bytes: usize) -> Self {
         let mut job = Self { problems: Vec::new(), context, cache_bytes };
         let mut places: BTreeMap<&str, (usize, Rows)> = BTreeMap::new();
@@ -217,7 +217,7 @@ impl TuningJob {
         pieces
     }
 
-    /// The kind of step that rows of a table want for a piece: none where it does not matter.
+    /// The kind of step that rows of a table want for a piece: none if it does not matter.
     pub fn step_of_rows(&self, piece: &Piece) -> Option<StepKind> {
         looks_at_positions(&self.problems[piece.problem].problem).then_some(piece.step)
     }

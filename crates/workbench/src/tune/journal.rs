@@ -1,5 +1,5 @@
-//! All that judges ever said, one self-contained line each, kept from the moment it is said: whatever ends the program
-//! costs no more than what was just being judged, and who begins again goes on.
+//! All judgements, one self-contained line each, written at once: whatever ends the program costs no more than the
+//! current judgement, and the next program continues from the others.
 //!
 //! A line is written by one call of the system, so that two programs may write to one journal. A torn line, of a
 //! program that was killed while it wrote, is passed over.

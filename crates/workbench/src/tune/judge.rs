@@ -1,4 +1,4 @@
-//! Who says how long a kernel takes.
+//! A judge: says how long a kernel takes.
 
 use gpu::code_object::KernelFacts;
 use serde::{Deserialize, Serialize};
@@ -24,7 +24,7 @@ pub trait Judge {
         false
     }
 
-    /// Judges kernels of one piece, each against the others in so many rounds; a verdict for each, in their order.
+    /// Judges kernels of one piece, each against the others in this many rounds; a verdict for each, in their order.
     ///
     /// # Errors
     /// [`JudgeError`].
@@ -43,7 +43,7 @@ pub enum JudgeError {
     /// Its inputs cannot be had, or do not fit the device.
     #[error("{0}")]
     Piece(String),
-    /// There is nobody to judge any more.
+    /// The judge is gone.
     #[error("{0}")]
     Gone(String),
     /// Its time was over before it had judged all of them.
@@ -65,7 +65,7 @@ pub struct CandidateKernel {
     pub(crate) is_known: bool,
 }
 
-/// What came of a kernel.
+/// The judgement of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -121,12 +121,12 @@ pub enum Reason {
     Died,
     /// The device refuses it.
     Refused,
-    /// Nobody saw whether it is right.
+    /// Its correctness was not checked.
     Unchecked,
 }
 
 impl Reason {
-    /// The name in messages: of so many it is said that they did this.
+    /// The name in messages, which say how many did this.
     pub fn name(self) -> &'static str {
         match self {
             Self::NotCompiled => "do not compile",
@@ -161,7 +161,7 @@ impl Time {
         self.quantile(0.5)
     }
 
-    /// How far apart the middle half of its times lies, as a fraction of the median.
+    /// The interquartile range of its times, as a fraction of the median.
     pub fn spread(&self) -> f64 {
         (self.quantile(0.75) - self.quantile(0.25)) / self.median_us()
     }

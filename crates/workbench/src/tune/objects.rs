@@ -1,4 +1,4 @@
-//! Objects of kernels that are to be judged, without those that spill or exceed the chip.
+//! Objects of the kernels to be judged, without those that spill or exceed the chip.
 
 use std::sync::Arc;
 

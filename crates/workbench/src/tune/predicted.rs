@@ -1,4 +1,4 @@
-//! A model of a chip judges: what the compiler made of a kernel is read, and nothing runs.
+//! A judge that predicts with a model of the chip: it reads a kernel's machine code, and runs nothing.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ impl<'a> Predicted<'a> {
         Self { until, ..self }
     }
 
-    /// What is to be told once of how it predicts.
+    /// A note about its predictions, to print once.
     pub fn notice(&self) -> Option<String> {
         self.predictor.model().and_then(IssueModel::notice)
     }

@@ -1,4 +1,4 @@
-//! What lies between two numbers of rows whose best differ.
+//! Searches between two row counts with different best candidates.
 
 use std::time::Instant;
 
@@ -9,10 +9,9 @@ use super::tuner::{TuneError, Tuned, Tuner, is_same};
 use crate::timing::Candidate;
 
 impl Tuner<'_> {
-    /// Fills in what lies between: where what is chosen at a number of rows is not as good as the best at the next one,
-    /// or another row of the present tables begins between them, those in the middle are held against each other, again
-    /// and again until the two are close. `tuned` is of one problem and kind of step, the fewest rows first. Ends early
-    /// at `until`.
+    /// Compares candidates between two row counts, if the choice at the lower one is not as good as the best at the
+    /// higher one, or if another present row begins between them; it halves the gap until the two are close. `tuned` is
+    /// of one problem and kind of step, the fewest rows first. Ends early at `until`.
     ///
     /// # Errors
     /// [`TuneError`].

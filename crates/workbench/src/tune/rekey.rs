@@ -1,4 +1,4 @@
-//! New digests for rows whose problem has got names that its contract did not have when they were measured.
+//! New digests for tuning rows whose contract got further names after they were measured.
 
 use std::collections::BTreeMap;
 
@@ -31,8 +31,8 @@ fn before(problem: &Problem, added: &[Added]) -> Option<Problem> {
     (old != *problem).then_some(old)
 }
 
-/// The text of a table with the new digests in it, and how many it has got. All else stays as it is: the digests of
-/// sources too, so that a row which was stale still is.
+/// The text of a table with the new digests, and their number. Everything else stays, the digests of sources too, so
+/// that a stale row stays stale.
 pub fn rekeyed(text: &str, digests: &BTreeMap<String, String>) -> (String, usize) {
     let (mut text, mut n) = (text.to_owned(), 0);
     for (old, new) in digests {

@@ -1,4 +1,4 @@
-//! What was found, as rows of a tuning table.
+//! Makes rows of a tuning table from the results.
 
 use super::job::TuningJob;
 use super::judge::Time;
@@ -38,10 +38,10 @@ impl Rules {
 /// The rows of one problem, of steps of one kind, at rising numbers of tokens: where something is better than what the
 /// tables say now, or they say nothing.
 ///
-/// A choice holds at the number of rows where it was judged and, if nothing else can be chosen between ([`is_closed`]),
-/// at those down to the next smaller number that was judged, within the range of the row that it takes the place of. A
-/// search that was cut short leaves others: there, and below the first number, a choice holds nearby; so it does above
-/// the last one, unless `is_last` says that steps hardly have more rows. Neighbours that choose alike are one row.
+/// A choice holds at the row count where it was judged and, if nothing else can be chosen between ([`is_closed`]), down
+/// to the next smaller judged count, within the range of the row that it replaces. Where a search was cut short, and
+/// below the first count, a choice holds only nearby; so it does above the last one, unless `is_last` says that steps
+/// hardly have more rows. Neighbours with the same choice are one row.
 pub fn rows_of(
     job: &TuningJob,
     of_problem: &[Tuned],

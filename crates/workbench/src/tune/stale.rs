@@ -1,4 +1,4 @@
-//! Rows whose templates render to something else now than what was measured.
+//! Finds rows whose templates now render to another text than the measured one.
 
 use super::job::{Piece, TuningJob, TuningProblem};
 use engine::graph::Rows;
@@ -90,8 +90,8 @@ pub fn rows(job: &TuningJob, chooser: &Chooser) -> Vec<Stale> {
     stale
 }
 
-/// Adds the problems to a job on which rows were measured and that it does not have: its own with the sizes, flags and
-/// types that such a row wants. Returns the places of rows of which no such problem is the one that was measured.
+/// Adds to a job the problems on which rows were measured and that it lacks: its own problems with the sizes, flags and
+/// types that such a row requires. Returns the places of rows whose measured problem is not found in this way.
 pub fn add_measured(job: &mut TuningJob, chooser: &Chooser) -> Vec<String> {
     let target = chooser.target();
     if target.is_simulated {

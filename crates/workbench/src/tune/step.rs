@@ -1,7 +1,7 @@
-//! The step decides: new rows are kept only where whole steps are no slower with them, measured in pairs.
+//! Whole steps decide: new rows are kept only where whole steps are no slower with them, measured in pairs.
 //!
-//! A kernel that is faster alone may be slower in a step: it finds other things in the caches, a clock that others have
-//! pulled down, and more rows than it was timed at.
+//! A kernel that is faster alone may be slower in a step, where caches have other contents, other kernels lower the
+//! clock, and rows are more than it was timed at.
 
 use kernel::step::StepKind;
 use kernel::tuning::edit::NewRow;
@@ -32,7 +32,7 @@ pub trait Steps {
     fn tok_per_s(&mut self, work: &StepWork, rows: Option<&[NewRow]>) -> Result<f64, Self::Error>;
 }
 
-/// What came of a work.
+/// The result of a workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
     pub work: StepWork,

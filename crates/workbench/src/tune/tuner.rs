@@ -21,7 +21,7 @@ use kernel::template::work::Work;
 use kernel::template::{Params, Problem, Template};
 use kernel::tuning::table::{APART, ProvenanceKind, Tokens, TuningRow};
 
-/// Rounds in which the best are held against each other.
+/// Rounds in which the best are compared.
 const FINAL_ROUNDS: usize = 15;
 
 /// How many of the best that is done with.
@@ -30,14 +30,14 @@ const FINALISTS: usize = 4;
 /// Of a problem that were all of a step so many times as many parameters would be tried, beside the usual number.
 const SHARE_TIMES: f64 = 16.0;
 
-/// A kernel, and what came of it.
+/// A kernel and its judgement.
 #[derive(Clone, Debug)]
 pub struct CandidateResult {
     pub candidate: Candidate,
     pub verdict: Verdict,
 }
 
-/// What came of a piece.
+/// The results of a piece.
 #[derive(Clone, Debug)]
 pub struct Tuned {
     pub piece: Piece,
@@ -57,7 +57,7 @@ pub struct Tuned {
     pub entries: Vec<CandidateResult>,
 }
 
-/// Why the job cannot go on.
+/// Errors that end a job.
 #[derive(Debug, thiserror::Error)]
 pub enum TuneError {
     /// The op has no contract, or no template fits.
@@ -72,7 +72,7 @@ pub enum TuneError {
     /// The cache cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// Nobody judges any more.
+    /// The judge is gone.
     #[error(transparent)]
     Judge(#[from] JudgeError),
     /// What was said cannot be kept.
@@ -271,8 +271,8 @@ impl Tuner<'_> {
         [params.clone()].into_iter().chain(defaults).map(with).collect()
     }
 
-    /// What came of it, unless the time is over and the present choice is not among it: then nothing is known to be
-    /// better than that.
+    /// The results, unless the time is over and the present choice is not among them: then nothing is known to be
+    /// better than it.
     fn done_in_time(&mut self, tuned: Tuned, entries: CandidateResults) -> Result<Tuned, TuneError> {
         let is_present = |entry: &CandidateResult| tuned.is_present(entry) && entry.verdict.time().is_some();
         if self.is_over() && !entries.values().any(is_present) {
@@ -400,7 +400,7 @@ impl Tuner<'_> {
         Ok(asked)
     }
 
-    /// What comes of them goes to the entries; gives the times of all candidates, in their order.
+    /// Judges candidates: adds the results to the entries, and returns the times of all candidates, in their order.
     pub(super) fn judged(
         &mut self,
         asked: CandidateKernels,

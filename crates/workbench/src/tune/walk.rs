@@ -49,7 +49,7 @@ impl Walk {
     }
 }
 
-/// Tells that what a walk asked for is compiled, or that its thread ended: nobody waits for one that did.
+/// Reports that a walk's candidates are compiled, or that its thread ended, so that no one waits for an ended thread.
 struct TellsOfItsEnd(mpsc::Sender<usize>, usize);
 
 impl Drop for TellsOfItsEnd {
@@ -65,8 +65,8 @@ fn in_words(panic: &(dyn Any + Send)) -> String {
 }
 
 impl Tuner<'_> {
-    /// Tries parameters of all templates side by side; gives how many. While some are judged others are compiled: one
-    /// that takes the compiler long keeps nobody waiting.
+    /// Tries parameters of all templates side by side; returns how many. While some are judged others are compiled, so
+    /// that a slow compile delays no one.
     pub(super) fn walk(
         &mut self,
         piece: &Piece,
@@ -186,7 +186,7 @@ pub(super) fn walks(
     wanted.filter_map(of).collect()
 }
 
-/// What is asked of the compiler first when a piece is tuned.
+/// The first compiles of a piece.
 pub fn first_requests(chooser: &Chooser, job: &TuningJob, effort: &TuneEffort, piece: &Piece) -> Vec<Request> {
     let problem = &job.problems[piece.problem].problem;
     let ranking = chooser.ranking(problem, piece.n_tokens as usize, piece.step);

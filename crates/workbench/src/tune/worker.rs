@@ -1,4 +1,4 @@
-//! A device measures: the side of the process that runs the kernels, any of which may end it.
+//! A judge that measures on a device: the process that runs the kernels, any of which may end it.
 
 use std::io::{self, BufRead};
 use std::process::exit;
@@ -40,7 +40,7 @@ pub(super) enum WorkerMessage {
 /// Measures what the parent asks for on standard input, which is a socket, and answers there, until it is closed.
 ///
 /// # Errors
-/// If standard input is no socket, or what comes is no order.
+/// If standard input is not a socket, or a message is not an order.
 pub fn run(job: &TuningJob, pipeline: &Pipeline) -> io::Result<()> {
     let mut to_parent = socket_of_parent()?;
     let orders = orders()?;

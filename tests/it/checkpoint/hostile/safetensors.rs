@@ -48,7 +48,7 @@ fn headers_that_lie_are_refused() {
         (of(&[a.clone(), entry("a", "F32", "2, 3", 24, 48)], 48), "there are two tensors `a`"),
         (of(&[a.clone(), entry("b", "F32", "2", 20, 28)], 28), "`b` begins at byte 20 of the data, expected 24"),
         (of(&[a.clone(), entry("b", "F32", "2", 28, 36)], 36), "`b` begins at byte 28 of the data, expected 24"),
-        (of(std::slice::from_ref(&a), 20), "the tensors take 24 bytes, the file has 20 behind its header"),
+        (of(std::slice::from_ref(&a), 20), "the tensors take 24 bytes, the file has 20 after its header"),
         (of(&[entry("a", "F33", "2, 3", 0, 24)], 24), "`a` has the type `F33`, which is none of the format's"),
         (
             of(&[entry("a", "F32", "2, 3", 0, 23)], 23),
@@ -61,7 +61,7 @@ fn headers_that_lie_are_refused() {
         ),
         (
             of(&[entry("a", "U8", "18446744073709551615", 0, u64::MAX)], 24),
-            "the tensors take 18446744073709551615 bytes, the file has 24 behind its header",
+            "the tensors take 18446744073709551615 bytes, the file has 24 after its header",
         ),
     ];
     for (bytes, message) in cases {

@@ -155,7 +155,7 @@ fn gpus_whose_flags_need_not_reach_each_other_compute_no_model_together() {
     }
     assert_eq!((room.count("hipModuleLoadData"), room.count("hipMalloc"), room.count("hipMemCreate")), (0, 0, 0));
     let listed = text(&room.run(&["devices"]).stderr);
-    assert!(listed.contains("need not reach it, which then waits for ever: `--tp` cannot use both"), "{listed}");
+    assert!(listed.contains("may never reach that GPU, which then waits for ever: `--tp` cannot use both"), "{listed}");
 
     // CDNA that nobody knows has what all of it has. Others get as far as their memory.
     let said = |orders: &str| {

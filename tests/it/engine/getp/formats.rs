@@ -197,7 +197,7 @@ fn batch_files_are_answered_as_openai_answers_them() {
     assert!(ran.stderr.contains("warning: 1 prompt could not be run: the answers say why"), "{}", ran.stderr);
     let twice = file(counter.folder.path(), "twice.jsonl", format!("{half}\n{half}\n").as_bytes());
     let stderr = run(&["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &twice]).fails_with_hint(1);
-    assert!(stderr.contains("its `custom_id`, `1`, is that of prompt 1 (`"), "{stderr}");
+    assert!(stderr.contains("has its `custom_id`, `1`, too"), "{stderr}");
 
     // In other formats a wrong line is an error of the run.
     let args = ["run", &model, "-z", &tokenizer, "-m", "getp", "-i", &input, "--out-format", "text"];

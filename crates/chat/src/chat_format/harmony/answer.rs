@@ -1,4 +1,4 @@
-//! Harmony's parser, as chat formats have them.
+//! Harmony's parser behind the interface of chat formats.
 
 use std::mem;
 

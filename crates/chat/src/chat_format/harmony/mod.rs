@@ -158,7 +158,7 @@ fn plain(turn: &Turn) -> HarmonyTurn {
     HarmonyTurn::Message(message)
 }
 
-/// Messages as gpt-oss' template knows them. What the assistant thought is the `thinking` of the message behind it.
+/// Messages as gpt-oss' template knows them. What the assistant thought is the `thinking` of the message after it.
 fn entries(turns: &[Turn]) -> Vec<TemplateMessage> {
     let mut thinking = None;
     let mut entries = Vec::new();

@@ -13,16 +13,16 @@ use crate::{TextInput, Tool, is_tool_name};
 /// The name under which the text of a tool stands among the arguments that a function would have.
 pub(super) const INPUT: &str = "input";
 
-/// The longest name, an id behind it, and the marks.
+/// The longest name, an id after it, and the marks.
 const MAX_NAME_BYTES: usize = 600;
 
-/// The longest beginning of a call whose arguments are told as they come.
+/// The longest beginning of a call whose arguments are streamed.
 const MAX_HEAD_BYTES: usize = 2 * MAX_NAME_BYTES;
 
-/// What a text begins with.
+/// What is at the beginning of a text.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Reading {
-    /// Calls, in so many bytes.
+    /// Calls, in this many bytes.
     Whole {
         calls: Vec<Call>,
         len: usize,
@@ -82,7 +82,7 @@ impl Scan {
         None
     }
 
-    /// The place of a mark behind a byte.
+    /// The place of a mark after a byte.
     fn place_of(&mut self, mark: &str, text: &str, begin: usize) -> Option<usize> {
         let mut from = self.at.max(begin);
         while !text.is_char_boundary(from) {
@@ -99,9 +99,9 @@ impl Scan {
 pub(super) enum CallHead {
     /// The name, and where the object of the arguments begins.
     Named(String, usize),
-    /// More text will tell.
+    /// More text is needed.
     Open,
-    /// The call is told when it is whole, or is none.
+    /// The call is sent when it is complete, or is not a call.
     None,
 }
 
@@ -112,7 +112,7 @@ pub(super) struct CallReader<'a> {
 }
 
 impl CallReader<'_> {
-    /// Whether a call without a mark may begin with this text; none where more of it will tell.
+    /// Whether a call without a mark may begin with this text; none if more of it will tell.
     pub(crate) fn begins_bare(&self, text: &str) -> Option<bool> {
         match self.marks.shape {
             Shape::Named if self.marks.begin.is_empty() => {
@@ -166,7 +166,7 @@ impl CallReader<'_> {
         }
     }
 
-    /// What a call begins with whose arguments are JSON behind its name. It is of a tool that was offered, and that
+    /// What a call begins with whose arguments are JSON after its name. It is of a tool that was offered, and that
     /// takes no text.
     pub(crate) fn head(&self, text: &str) -> CallHead {
         let is_marked = !self.marks.begin.is_empty() && text.starts_with(&self.marks.begin);
@@ -260,7 +260,7 @@ impl CallReader<'_> {
         call.map_or(Found::None, |call| Found::Calls(vec![call], end))
     }
 
-    /// A name, and where what is behind it begins.
+    /// A name, and where what is after it begins.
     fn name<'t>(&self, text: &'t str, begin: usize) -> Result<(&'t str, usize), Found> {
         let CallMarks { name_begin, name_end, id_begin, key_begin, .. } = self.marks;
         let mut begin = begin + blanks(&text[begin..]);
@@ -375,7 +375,7 @@ fn is_text(schema: &Value) -> bool {
     schema["type"] == "string"
 }
 
-/// What a tool that takes text is told as: a function with one argument.
+/// The schema of a tool that takes text: a function with one argument.
 pub(super) fn text_parameters(text: &TextInput) -> Value {
     let mut input = Map::from_iter([("type".to_owned(), Value::from("string"))]);
     if let TextInput::Regex(regex) = text {

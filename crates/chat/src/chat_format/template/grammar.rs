@@ -1,4 +1,4 @@
-//! The grammar of an answer to a template's prompt: thoughts, then words, JSON or calls, and an end.
+//! The grammar of an answer to a template's prompt: reasoning, then text, JSON or calls, and an end.
 
 use serde_json::Value;
 
@@ -74,7 +74,7 @@ impl Rules<'_> {
         self.tokenizer.special(text).map_or_else(|| quoted(text), mark)
     }
 
-    /// A rule for any text and the mark behind it.
+    /// A rule for any text and the mark after it.
     fn up_to(&mut self, rule: &str, text: &str) {
         let with_end = match self.tokenizer.special(text) {
             Some(id) => format!("{rule}: TEXT {}", mark(id)),
@@ -168,7 +168,7 @@ impl Rules<'_> {
 /// The arguments of a tool.
 fn arguments(tool: &Tool, marks: &CallMarks) -> Result<String, GrammarError> {
     if let Some(TextInput::Lark(_)) = tool.text {
-        let why = "this model calls tools with JSON, which a grammar of a text's own is not".to_owned();
+        let why = "this model calls tools with JSON, not with text that follows a grammar".to_owned();
         return Err(GrammarError::Text { name: tool.name.clone(), why });
     }
     if let (Some(text), true) = (&tool.text, marks.shape != Shape::Pairs) {

@@ -14,7 +14,7 @@ pub(super) enum PrefixEnd {
     /// The beginning of an object.
     Open,
     Whole,
-    /// What comes now is of no object.
+    /// The next character belongs to no object.
     Wrong,
 }
 
@@ -83,7 +83,7 @@ impl Number {
 }
 
 impl JsonPrefix {
-    /// Reads on: how many bytes of a text are of the object, and what is behind them.
+    /// Reads on: how many bytes of a text are of the object, and what is after them.
     pub(crate) fn read(&mut self, text: &str) -> (usize, PrefixEnd) {
         for (at, byte) in text.bytes().enumerate() {
             match self.next(byte) {

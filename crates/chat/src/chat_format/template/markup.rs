@@ -1,4 +1,4 @@
-//! How a model marks what it thinks and the tools that it calls: the files of `chats/`, and which of them fits.
+//! How a model marks reasoning and tool calls: the files of `chats/`, and which of them fits.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ pub(super) struct Markup {
     pub(crate) calls: Option<CallMarks>,
 }
 
-/// What reasoning stands between.
+/// The markers of reasoning.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ReasoningMarks {
@@ -103,7 +103,7 @@ impl When {
     }
 }
 
-/// Why a file of a user's is none.
+/// Errors of a user's file.
 #[derive(Debug, thiserror::Error)]
 pub enum MarkupError {
     #[error("could not read `{}`", path.display())]

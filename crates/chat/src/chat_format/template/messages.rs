@@ -1,4 +1,4 @@
-//! Conversations as templates are given them.
+//! Conversations in the form that templates take.
 
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};

@@ -33,7 +33,7 @@ pub(super) struct TemplateFormat {
     markup: Arc<Markup>,
     tokenizer: Tokenizer,
     specials: Specials,
-    /// What it is told where nobody says otherwise.
+    /// Values for the template, unless a conversation sets them.
     usual_words: Map<String, Value>,
 }
 
@@ -106,7 +106,7 @@ impl TemplateFormat {
     /// Whether a prompt ends where thoughts begin.
     fn ends_in_thoughts(&self, ids: &[u32]) -> bool {
         let Some(marks) = &self.markup.reasoning else { return false };
-        // As many tokens as a mark and blanks behind it may take.
+        // As many tokens as a mark and blanks after it may take.
         let tail = &ids[ids.len().saturating_sub(marks.begin.len() + 4)..];
         let tail = self.tokenizer.decode_all(tail).unwrap_or_default();
         String::from_utf8_lossy(&tail).trim_end().ends_with(&marks.begin)

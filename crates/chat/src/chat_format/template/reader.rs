@@ -18,7 +18,7 @@ use crate::Tool;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Piece {
     Thought(String),
-    /// What is thought ends here.
+    /// The reasoning ends here.
     ThoughtEnds,
     Words(String),
     Call(Call),
@@ -34,9 +34,9 @@ pub(super) enum Piece {
 #[derive(Clone, Debug)]
 pub(super) struct Reader {
     markup: Arc<Markup>,
-    /// Those that may be called.
+    /// The tools that may be called.
     tools: Arc<[Tool]>,
-    /// What is not decided.
+    /// Text that is not decided yet.
     pending: String,
     state: State,
 }
@@ -62,21 +62,21 @@ enum State {
         json: JsonPrefix,
         around: Around,
     },
-    /// Behind the arguments of a call that was told.
+    /// After the arguments of a streamed call.
     Tail {
         scan: Scan,
         around: Around,
     },
 }
 
-/// What a call stands in.
+/// The text around a call.
 #[derive(Clone, Copy, Debug, Default)]
 struct Around {
     is_marked: bool,
     in_list: bool,
     /// The object with its name is open.
     in_object: bool,
-    /// It is known that it is told when it is whole.
+    /// The call is sent only when it is complete.
     is_untold: bool,
 }
 
@@ -193,7 +193,7 @@ impl Reader {
 
     fn between(&mut self, after: After, is_all: bool) -> bool {
         let words = |reader: &mut Self| {
-            // Blanks behind thoughts and calls belong to their marks.
+            // Blanks after thoughts and calls belong to their marks.
             let n_blanks = reader.pending.len() - reader.pending.trim_start().len();
             reader.take(if after == After::Nothing { 0 } else { n_blanks });
             reader.state = State::Words;
@@ -316,8 +316,8 @@ impl Reader {
         end != PrefixEnd::Open
     }
 
-    /// Behind a call that was told: the rest of its object, the next of a list, the mark at the end. What is none of
-    /// these is words.
+    /// After a streamed call: the rest of its object, the next call of a list, or the end marker. Anything else is
+    /// text.
     fn tail(&mut self, mut scan: Scan, mut around: Around, is_all: bool) -> bool {
         let markup = Arc::clone(&self.markup);
         let Some(marks) = self.calls(&markup) else { return false };

@@ -1,8 +1,8 @@
-//! The forward pass, from top to bottom: what every model begins and ends with here, and the layers as the family's
-//! file has them (`models/*.toml`, [`statements`]).
+//! The forward pass, from top to bottom: here is what every model begins and ends with; layers come from the family's
+//! file (`models/*.toml`, [`statements`]).
 //!
-//! A step has rows: (slot, position, token) triples, prompts and single tokens mixed. Each row runs through all
-//! layers; those that want logits go on to the unembedding and the sampler. Each op's contract in
+//! A step has rows: (slot, position, token) triples, of prompts and of generating sequences. Each row runs through all
+//! layers; rows that need logits go on to the unembedding and the sampler. Each op's contract in
 //! `templates/<op>/op.toml` states its formula.
 
 mod sampling;
@@ -30,7 +30,7 @@ pub(crate) const N_TOP: usize = 20;
 /// What the forward pass depends on besides the model's dimensions.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
-    /// How exactly sums are done.
+    /// Precision of sums.
     pub precision: Precision,
     /// Most rows of a step.
     pub max_rows: usize,

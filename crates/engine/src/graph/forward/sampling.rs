@@ -1,4 +1,5 @@
-//! The end of the forward pass: logits of the rows that want them, what requests change of them, and a token for each.
+//! The end of the forward pass: logits of the rows that need them, the changes that requests ask for, and a token for
+//! each row.
 
 use super::{Forward, ForwardError, N_TOP};
 use crate::graph::{Graph, NodeBuilder, Role, Rows, TensorId};

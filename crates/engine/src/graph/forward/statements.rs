@@ -3,7 +3,7 @@
 //! What a node is follows from the statement, the op's contract and the model's tensors:
 //!
 //! - arguments: those that the statement gives, in the contract's order or by name; a weight's name stands for all
-//!   tensors whose names go on behind it with an argument's name; what is not given is what the step or a statement
+//!   tensors whose names go on after it with an argument's name; what is not given is what the step or a statement
 //!   before calls so
 //! - flags: an argument that exists `when` a flag is set is there or is not
 //! - dims: those that shapes of what is given tell; what the statement says; the model's dimensions of that name
@@ -62,7 +62,7 @@ impl Forward<'_> {
         self.statements(self.config.family.forward.first(), None, x, &Angles::new())
     }
 
-    /// What is made of x behind the layers.
+    /// What is made of x after the layers.
     pub(super) fn last(&mut self, x: TensorId) -> Result<TensorId, ForwardError> {
         self.statements(self.config.family.forward.last(), None, x, &Angles::new())
     }
@@ -189,7 +189,7 @@ impl Forward<'_> {
         Ok(())
     }
 
-    /// The node's name: its weights', or its op's behind the part of the layer that the last weights are of; a second
+    /// The node's name: its weights', or its op's after the part of the layer that the last weights are of; a second
     /// one of the same in a layer has a number.
     fn label(&mut self, writing: &Writing<'_>) -> String {
         let weights = writing.statement.args.iter().find_map(|arg| match (&arg.name, &arg.operand) {

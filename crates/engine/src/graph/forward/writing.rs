@@ -1,4 +1,4 @@
-//! What a node is, by a statement, its op's contract, and what it is given.
+//! Builds a node from a statement, its op's contract, and the given arguments.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -62,7 +62,7 @@ impl Writing<'_> {
         })
     }
 
-    /// What it takes tensors for.
+    /// The arguments that take tensors.
     pub(crate) fn tensors(&self) -> impl Iterator<Item = &Arg> {
         self.contract.args.iter().filter(|arg| !arg.is_scalar())
     }
@@ -103,7 +103,7 @@ impl Writing<'_> {
         Ok(args)
     }
 
-    /// The tensors that a name of weights stands for; `of` is the argument's name where the statement says it.
+    /// The tensors for a name of weights; `of` is the argument's name, if the statement gives it.
     pub fn weights(
         &self,
         pass: &mut Forward<'_>,

@@ -1,4 +1,4 @@
-//! Steps of an executor: who launches what, and in which order.
+//! The steps of an executor: which launches run in which place, and in which order.
 
 use std::ops::Range;
 use std::sync::PoisonError;
@@ -71,7 +71,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Has the processor compute its segments: each with what it needs brought before, and what it made sent behind it.
+    /// Has the processor compute its segments: each with what it needs brought before, and what it made sent after it.
     /// Or the device, where that is faster: each with its weights brought before.
     fn run_of_host(
         &self,
@@ -108,7 +108,7 @@ impl Executor {
         result
     }
 
-    /// What a profiler needs.
+    /// The data for a profiler.
     fn view(&self, n_segments: usize) -> Steps<'_> {
         Steps { sites: &self.sites, graph: &self.graph, segments: &self.segments[..n_segments] }
     }
@@ -163,7 +163,7 @@ impl Executor {
         self.capture.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Who takes the launch of this label that comes now, if somebody does.
+    /// The capture that waits for the next launch of this label, if any.
     fn capture_of(&self, label: &str) -> Option<Capture> {
         self.capture.lock().unwrap_or_else(PoisonError::into_inner).take_if(|capture| capture.is_it(label))
     }

@@ -1,4 +1,4 @@
-//! Every launch of a step timed as it is made: where a launch is done when the call returns, this costs next to
+//! Times every launch of a step as it is made. Where a launch is done when the call returns, this costs next to
 //! nothing.
 
 use std::time::Instant;
@@ -10,7 +10,7 @@ use crate::graph::StepShape;
 use crate::plan::error::PlanError;
 use crate::plan::segment::{Segment, Steps};
 
-/// Runs a step that was prepared.
+/// Runs a prepared step.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape) -> Result<Profile, PlanError> {
     let mut result = Ok(Profile::default());
     steps.sites.enter(&mut || result = launch_all(steps, shape));

@@ -1,9 +1,10 @@
-//! Where the time of the steps goes, node by node; the layers of a model are added up.
+//! Where the time of a step goes, node by node; a model's layers are added up.
 //!
-//! Taking the time of a launch waits for it, which costs more than a short kernel takes. So where the device replays
-//! graphs, the launches of one node in all layers are captured alone and replayed between two marks: they follow each
-//! other as in a step, and over the step's own data, for which the activations of every layer get memory of their own
-//! (`replayed`). Elsewhere each launch is timed as it is made (`in_order`). `work` counts what a launch has to do.
+//! To time one launch the host must wait for it, which takes longer than a short kernel. So if the device replays
+//! graphs, the launches of one node in all layers are captured alone and replayed between two events: they follow each
+//! other as in a step, on the step's own data. For this, the activations of every layer get their own memory
+//! (`replayed`). On other devices each launch is timed as it is made (`in_order`). `work` counts the bytes and
+//! operations of a launch.
 
 mod in_order;
 mod replayed;
@@ -33,7 +34,7 @@ pub enum Profiled {
 /// Time by node, over all steps so far.
 #[derive(Clone, Debug, Default)]
 pub struct Profile {
-    /// Steps that it is the sum of.
+    /// Number of profiled steps.
     pub steps: usize,
     /// Time of the device for these steps as a whole, when no kernel's time was taken.
     pub step_time: Duration,

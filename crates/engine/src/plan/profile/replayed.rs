@@ -1,9 +1,8 @@
-//! The launches of one node in all layers as a graph of their own, replayed between two marks.
+//! Times the launches of one node in all layers as a graph, replayed between two events.
 //!
-//! Before each replay the whole step is replayed: it leaves every input as the step has it, also where a kernel works
-//! in place, and of the weights nothing in a cache but what the step itself leaves there. Activations that in a step
-//! were just written come from memory instead, unless they are few; short kernels look up to a microsecond slower for
-//! it.
+//! Before each replay the whole step is replayed. This gives every input its value of the step, even where a kernel
+//! works in place, and leaves no more weights in a cache than the step does. Activations that a real step would have
+//! just written come from memory instead, unless they are few; so short kernels look up to a microsecond slower.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -39,7 +38,7 @@ struct Group {
     times: Vec<Duration>,
 }
 
-/// Times a step whose inputs are in the external tensors; none where the device replays nothing. The caches and what
+/// Times a step whose inputs are in the external tensors; none if the device replays nothing. The caches and what
 /// the step gives must be made anew by running it; what it takes from the step before is left as it was.
 pub(super) fn profile(steps: &Steps<'_>, shape: StepShape, rounds: usize) -> Result<Option<Profile>, PlanError> {
     let launches = isolated(steps, shape)?;
@@ -90,7 +89,7 @@ fn timed(
     Ok(Some(profile))
 }
 
-/// Memory, and what it held.
+/// Memory and its contents.
 type Carried = (BufferView, Vec<u8>);
 
 fn restore(driver: &dyn Driver, carried: &[Carried]) -> Result<(), GpuError> {
@@ -176,7 +175,7 @@ fn isolated<'a>(steps: &Steps<'a>, shape: StepShape) -> Result<Vec<Isolated<'a>>
     prepare(steps, shape, &memory)
 }
 
-/// Where each of these lengths begins and how long it is, one behind the other, and what all of them take.
+/// The beginning and length of each of these lengths, placed one after the other, and their sum.
 fn placed(lengths: BTreeMap<usize, usize>) -> (Vec<(usize, usize, usize)>, usize) {
     let mut total = 0;
     let mut place = |(id, length): (usize, usize)| {

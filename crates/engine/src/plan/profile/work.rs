@@ -1,4 +1,4 @@
-//! What a launch has to do at least, on the data that it finds in memory.
+//! The least bytes and operations of a launch, on the data that it finds in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
-//! What is known of memory, and what is wrong with an access to it.
+//! What is known of memory, and which accesses are wrong.
 //!
-//! Of what a launch writes every element is watched, and of LDS every word: a [`Cell`] has the stamps of who wrote it
-//! last and who read it last. Where threads have parts of one, each of its bytes gets a cell.
+//! Every element that a launch writes is watched, and every word of LDS: a [`Cell`] has the stamps of its last writer
+//! and its last reader. If threads use parts of one, each of its bytes gets a cell.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 

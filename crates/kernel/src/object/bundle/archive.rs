@@ -1,4 +1,4 @@
-//! How a bundle lies in its file.
+//! The layout of a bundle's file.
 //!
 //! ```text
 //! frame, frame, …          a tar archive in zstd: objects/KEY …, sources/SHA256 …, manifest.json
@@ -8,8 +8,8 @@
 //!   footer                 how long these are, where the manifest's frame is, the SHA-256 of all before it, the format
 //! ```
 //!
-//! A frame holds files up to [`FRAME_BYTES`], in the order in which loading a model asks for them: to have a kernel,
-//! one frame is unpacked, and its neighbours are in it. Nothing is parsed when a bundle is opened.
+//! A frame holds files up to [`FRAME_BYTES`], in the order in which loading a model asks for them: unpacking one frame
+//! for a kernel also gives its neighbours. Opening a bundle parses nothing.
 
 use std::io::{self, Read};
 
@@ -21,7 +21,7 @@ use crate::object::key::Digest;
 const FRAME_BYTES: usize = 512 << 10;
 /// No frame comes near this; a foreign one must not fill the memory.
 pub(super) const MAX_FRAME_BYTES: usize = 256 << 20;
-/// How hard zstd tries.
+/// The compression level of zstd.
 const LEVEL: i32 = 19;
 /// What the tar archive is made of.
 const BLOCK: usize = 512;
@@ -269,7 +269,7 @@ impl Writer {
     }
 }
 
-/// A file's header in a tar archive (POSIX ustar): readable by all, of nobody and of no time.
+/// A file's header in a tar archive (POSIX ustar): readable by all, without owner and time.
 fn header(name: &str, len: usize) -> io::Result<[u8; BLOCK]> {
     let mut header = [0; BLOCK];
     let mut put = |at: usize, text: &str| header[at..at + text.len()].copy_from_slice(text.as_bytes());
@@ -314,7 +314,7 @@ fn entry(header: &[u8]) -> Result<(&str, usize), BundleError> {
 /// Unpacks frames, and gives each file of their tar archive to `take` before the next one is unpacked.
 ///
 /// # Errors
-/// [`BundleError`], behind the files before that.
+/// [`BundleError`], after the files before that.
 pub(super) fn each_file(packed: impl Read, take: &mut dyn FnMut(&str, &[u8])) -> Result<(), BundleError> {
     let mut archive = decoder(packed).map_err(BundleError::Unpack)?;
     let mut next = |len: usize, into: &mut Vec<u8>| {

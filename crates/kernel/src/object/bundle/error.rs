@@ -1,4 +1,4 @@
-//! What can be wrong with a bundle.
+//! Errors of bundles.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use hint::Hint;
 /// Why a bundle, or a kernel of it, is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// It could not be read, or somebody else could have written it.
+    /// It could not be read, or another user could have written it.
     #[error("could not open it")]
     Open(#[source] io::Error),
     /// It does not end as a bundle does.

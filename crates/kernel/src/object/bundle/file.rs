@@ -1,4 +1,4 @@
-//! A bundle that is open.
+//! An open bundle.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -61,7 +61,7 @@ impl Bundle {
         Ok(Self { path: path.to_owned(), file, len_bytes, index, unpacked: Mutex::default() })
     }
 
-    /// Where it is, as it was named.
+    /// Its path, as given.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -85,7 +85,7 @@ impl Bundle {
         self.index.find(key).is_some()
     }
 
-    /// The object of a key, checked; inside, none where it did not compile.
+    /// The object of a key, checked; inside, none if it did not compile.
     pub(super) fn get(&self, key: &Digest) -> Result<Option<Option<Arc<[u8]>>>, BundleError> {
         let Some(record) = self.index.find(key) else { return Ok(None) };
         if record.len == 0 {
@@ -140,8 +140,8 @@ impl Bundle {
         Ok(manifest)
     }
 
-    /// Unpacks all of it, a part at a time, and checks every object, source and key against the manifest, and the index
-    /// against both: all that is wrong.
+    /// Unpacks everything, a part at a time, and checks every object, source and key against the manifest, and the
+    /// index against both. Returns all problems.
     pub fn verify(&self) -> Vec<BundleFinding> {
         let mut findings = Vec::new();
         let mut find = |place: String, problem: String| findings.push(BundleFinding { place, problem });
@@ -211,7 +211,7 @@ struct Keys<'a> {
     manifest: Option<&'a Manifest>,
     /// Kernels by their sources' digests: several may have one source.
     of_source: BTreeMap<Digest, Vec<usize>>,
-    /// Of each kernel whose source was there; inside, none where the manifest has no such target.
+    /// Of each kernel whose source was there; inside, none if the manifest has no such target.
     found: Vec<Option<Option<Digest>>>,
 }
 
@@ -248,7 +248,7 @@ impl Read for Section<'_> {
     }
 }
 
-/// The key of a kernel as the manifest has it; none where it names no target.
+/// The key of a kernel as the manifest has it; none if it names no target.
 fn key_of(manifest: &Manifest, kernel: &BundledKernel, source: &str) -> Option<Digest> {
     let target = manifest.targets.get(kernel.target)?;
     let key = KernelKey {

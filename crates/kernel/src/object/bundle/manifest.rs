@@ -1,4 +1,4 @@
-//! What a bundle says of itself: `manifest.json`, its last file.
+//! A bundle's description of itself: `manifest.json`, its last file.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::object::key::Digest;
 
-/// The version of the manifest and of the index behind it.
+/// The version of the manifest and of the index after it.
 pub const FORMAT: u32 = 1;
 
 /// All of it. Nothing in it depends on when or where it was made.
@@ -31,7 +31,7 @@ pub struct Manifest {
     pub kernels: Vec<BundledKernel>,
 }
 
-/// A chip that it has kernels for, and who compiled them.
+/// A target of the bundle, and its compiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundleTarget {
@@ -55,7 +55,7 @@ pub struct BundledKernel {
     pub label: String,
     /// The parameters of its template.
     pub params: BTreeMap<String, u32>,
-    /// Which of the targets.
+    /// Index of the target.
     pub target: usize,
     /// The name of the kernel in the object.
     pub entry: String,
@@ -63,11 +63,11 @@ pub struct BundledKernel {
     pub options: Vec<String>,
     /// Of the rendered text, which is the file `sources/SHA256`.
     pub source_sha256: Digest,
-    /// Of the object; none where it did not compile: the next choice stands in its place.
+    /// The object; none if it did not compile and the next choice replaces it.
     pub object: Option<BundledObject>,
 }
 
-/// An object, as its bytes are.
+/// The bytes of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BundledObject {
@@ -75,7 +75,7 @@ pub struct BundledObject {
     pub sha256: Digest,
 }
 
-/// The digest of files by name: each name and each text behind its length.
+/// The digest of files by name: each name and each text after its length.
 pub fn digest_of_files<'a>(files: impl IntoIterator<Item = (&'a str, &'a str)>) -> Digest {
     let files: BTreeMap<&str, &str> = files.into_iter().collect();
     let mut hasher = Sha256::new();

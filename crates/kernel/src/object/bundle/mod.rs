@@ -1,9 +1,9 @@
 //! Bundles: kernels that were compiled elsewhere, for machines without a compiler and for first starts.
 //!
-//! A bundle is one file, a `tar.zst` that any `tar` unpacks. `archive` says how it is laid out so that one kernel is
-//! read without the others, [`manifest`] what it says of itself, `place` where bundles are looked for and who may have
-//! written them. Kernels are found by their key without the compiler's identity: whoever compiled them, the source,
-//! the options and the target are the same. [`super::store`] asks here behind the cache and before a compiler.
+//! A bundle is one file, a `tar.zst` that any `tar` unpacks. `archive` lays it out so that one kernel can be read
+//! without the others, [`manifest`] describes its contents, `place` says where bundles are looked for and who may have
+//! written them. Kernels are found by their key without the compiler's identity: source, options and target are the
+//! same, whichever compiler made them. [`super::store`] asks bundles after the cache and before a compiler.
 
 pub(crate) mod archive;
 mod error;
@@ -26,7 +26,7 @@ pub use error::BundleError;
 pub use file::{Bundle, BundleFinding};
 pub use place::VARIABLE;
 
-/// The bundles of a machine, in the order in which they are asked.
+/// The bundles of a machine, in the order in which they are searched.
 #[derive(Debug, Default)]
 pub struct Bundles {
     bundles: Vec<Bundle>,
@@ -35,13 +35,13 @@ pub struct Bundles {
     forgotten: Mutex<Vec<Digest>>,
 }
 
-/// What a bundle has of a kernel.
+/// A kernel in a bundle.
 #[derive(Debug)]
 pub struct Bundled<'a> {
     /// The digest of the key without the compiler's identity.
     pub key: Digest,
     pub bundle: &'a Bundle,
-    /// The object; none where it did not compile when the bundle was made.
+    /// The object; none if it did not compile when the bundle was made.
     pub object: Option<Arc<[u8]>>,
 }
 
@@ -85,7 +85,7 @@ impl Bundles {
         self.bundles.iter().any(|bundle| self.keys(request).any(|key| bundle.has(&key)))
     }
 
-    /// A kernel, checked. A bundle whose bytes are not what it says is a warning, and the next one is asked.
+    /// A kernel, checked. A bundle with wrong bytes gives a warning, and the next one is tried.
     pub fn get(&self, request: &Request) -> Option<Bundled<'_>> {
         for key in self.keys(request) {
             for bundle in &self.bundles {
@@ -143,8 +143,8 @@ fn plain_key(request: &Request) -> Option<Digest> {
     Some(key(&Request { target: chip.into(), options: request.options.iter().map(plain).collect(), ..request.clone() }))
 }
 
-/// This machine's cores as kernels are to be made for them: as the bundles that are here have them, if that is all that
-/// templates ask for, or there is nothing to compile with; else as they are.
+/// The target for this machine's cores: the one in the bundles that are here, if templates need no further feature or
+/// there is no compiler; else the machine itself.
 pub fn host_target() -> Target {
     static CHOSEN: OnceLock<Target> = OnceLock::new();
     let choose = || {

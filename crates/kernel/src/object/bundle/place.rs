@@ -1,4 +1,4 @@
-//! Where bundles are.
+//! The folders in which bundles are looked for, and the check of who may have written them.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -48,7 +48,7 @@ fn of_system(variable: Option<OsString>) -> Vec<PathBuf> {
     env::split_paths(&named.unwrap_or_else(|| OsString::from("/usr/local/share:/usr/share"))).collect()
 }
 
-/// A file itself, or the bundles in a folder, by their names; nothing where there is neither.
+/// A file itself, or the bundles in a folder, by their names; nothing if there is neither.
 pub(super) fn files_at(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];

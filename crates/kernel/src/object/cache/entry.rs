@@ -1,4 +1,4 @@
-//! An entry: what it records, and reading one without trusting it.
+//! A cache entry: its records, and how to read it without trusting it.
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
@@ -29,7 +29,7 @@ pub struct CacheEntry {
     pub digest: Digest,
     /// The compiled code: the bytes that were checked, to be loaded from memory.
     pub object: Arc<[u8]>,
-    /// What is known about it.
+    /// Its records.
     pub meta: Arc<Meta>,
     /// Its folder, unless it lives in memory alone.
     pub dir: Option<PathBuf>,
@@ -41,7 +41,7 @@ pub struct CacheEntry {
 #[derive(Clone, Debug)]
 pub struct NewObject {
     pub object: Vec<u8>,
-    /// What the compiler said.
+    /// The compiler's output.
     pub log: String,
     /// What people call the kernel, `op/variant`.
     pub label: String,
@@ -76,7 +76,7 @@ pub struct Meta {
     pub(crate) schema: u32,
     /// What people call the kernel, `op/variant`.
     pub label: String,
-    /// Dims, types and parameters that it was rendered for; empty where nobody said.
+    /// Dims, types and parameters that it was rendered for; empty if nobody said.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub about: String,
     /// When it was made, in seconds since 1970.
@@ -87,7 +87,7 @@ pub struct Meta {
     pub compiler_description: String,
     /// The digest of the file `log`.
     pub(crate) log_sha256: Digest,
-    /// The file `object`; none where the failure to compile is remembered.
+    /// The file `object`; none if the failure to compile is remembered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub object: Option<ObjectRecord>,
     pub key: KeyRecord,
@@ -101,8 +101,8 @@ pub struct ObjectRecord {
     pub(crate) sha256: Digest,
 }
 
-/// A [`KernelKey`] without the source, which lies beside it. The backend is text, since another version of the
-/// program may know other ones.
+/// A [`KernelKey`] without the source, which is in a file beside it. The backend is text, because another version of
+/// the program may know others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyRecord {
@@ -191,7 +191,7 @@ impl Meta {
     }
 }
 
-/// What is wrong with an entry.
+/// Problems of an entry.
 #[derive(Debug, thiserror::Error)]
 pub enum Damage {
     /// It, or a file of it, could have been written by another user, or is not a plain file.
@@ -207,7 +207,7 @@ pub enum Damage {
     Unreadable {
         /// Which file; `.` is the entry, `..` the folder above it.
         file: &'static str,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -261,7 +261,7 @@ pub(super) enum Stored {
 }
 
 impl Folder {
-    /// Reads an entry and checks all of it. The first of two causes of trouble is told, with the path to put aside.
+    /// Reads an entry and checks all of it. Of several problems the first is returned, with the path to put aside.
     pub(super) fn read(&self, digest: &Digest) -> Result<Stored, (PathBuf, Damage)> {
         let path = self.entry_path(digest);
         let shard = self.shard(digest);
@@ -389,7 +389,7 @@ impl OpenedEntry {
     }
 }
 
-/// Somebody is about to remove the entry.
+/// Another process is about to remove the entry.
 struct BeingRemoved;
 
 #[cfg(test)]

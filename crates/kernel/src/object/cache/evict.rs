@@ -35,7 +35,7 @@ pub struct PruneOptions {
 pub struct Removed {
     /// Entries removed, remembered failures included.
     pub entries: usize,
-    /// What they took on the disk.
+    /// Their size on the disk.
     pub bytes: u64,
     /// Entries that would have been removed, were they not pinned.
     pub kept_pinned: usize,

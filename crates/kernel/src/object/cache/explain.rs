@@ -1,4 +1,4 @@
-//! Why a lookup missed: the nearest entry, and how its key differs.
+//! Explains why a lookup missed: the nearest entry, and how its key differs.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ pub enum Explanation {
     Hit {
         /// The digest of the key.
         digest: Digest,
-        /// What is known about the entry.
+        /// The entry's records.
         meta: Arc<Meta>,
     },
     /// A failure is remembered.
     Failed {
         /// The digest of the key.
         digest: Digest,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
     /// An entry of that name is there, and is not used.
     Damaged {
         /// The digest of the key.
         digest: Digest,
-        /// What is wrong with it.
+        /// The problem.
         why: String,
     },
     /// It is not there; this comes nearest.
@@ -37,12 +37,12 @@ pub enum Explanation {
     Empty,
 }
 
-/// The entry whose key is most like the one in question: the same kernel name if there is one, then the fewest
-/// differing fields, then the fewest differing lines of source, then the newest.
+/// The entry with the most similar key: the same kernel name if possible, then the fewest differing fields, then the
+/// fewest differing lines of source, then the newest.
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub digest: Digest,
-    /// What it records of itself.
+    /// Its own records.
     pub meta: Meta,
     /// Where the keys differ.
     pub differences: Vec<Difference>,
@@ -55,7 +55,7 @@ pub struct Difference {
     pub field: String,
     /// In the source: the number of the first line that differs, from 1.
     pub line: Option<usize>,
-    /// What the entry has; of the source, that line. None where it has no such option or line.
+    /// What the entry has; of the source, that line. None if it has no such option or line.
     pub theirs: Option<String>,
     /// What the key in question has.
     pub ours: Option<String>,
@@ -82,7 +82,7 @@ impl Folder {
         nearest.map_or(Explanation::Empty, |nearest| Explanation::Nearest(Box::new(nearest)))
     }
 
-    /// How an entry's key differs from another's, or from that of its nearest neighbour. None where there is none.
+    /// How an entry's key differs from another's, or from that of its nearest neighbour. None if there is none.
     ///
     /// # Errors
     /// [`CacheError::Damaged`] when one of them cannot be read.

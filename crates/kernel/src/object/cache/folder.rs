@@ -1,4 +1,4 @@
-//! The tree on the disk: opening it, where things lie in it, and putting away what is not to be trusted.
+//! The cache's folder tree: opening it, the paths in it, and moving bad entries aside.
 
 use std::fs;
 use std::io;
@@ -28,7 +28,7 @@ pub enum CacheError {
     #[error("could not open the cache folder `{}`", path.display())]
     Open {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -43,7 +43,7 @@ pub enum CacheError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -51,7 +51,7 @@ pub enum CacheError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -143,7 +143,7 @@ impl Folder {
         self.versioned.join(&digest.to_string()[..2])
     }
 
-    /// Where an entry is, if it is.
+    /// The path of an entry, whether or not it exists.
     pub fn entry_path(&self, digest: &Digest) -> PathBuf {
         self.shard(digest).join(digest.to_string())
     }
@@ -242,7 +242,7 @@ fn private_tempdir(prefix: &str, parent: &Path) -> io::Result<tempfile::TempDir>
     with_mode(tempfile::Builder::new().prefix(prefix), 0o700).tempdir_in(parent)
 }
 
-/// What is in a folder, sorted; nothing where there is no folder. A link to a folder is none: what is behind it is not
+/// What is in a folder, sorted; nothing if there is no folder. A link to a folder is none: what it leads to is not
 /// ours to list, let alone to delete.
 pub(super) fn children(folder: &Path) -> io::Result<Vec<PathBuf>> {
     if fs::symlink_metadata(folder).is_ok_and(|metadata| !metadata.is_dir()) {

@@ -1,4 +1,4 @@
-//! Questions about the whole tree: what is in it, and is it whole.
+//! Questions about the whole tree: its contents, and whether they are intact.
 
 use std::fs::{self, OpenOptions};
 use std::io;
@@ -23,7 +23,7 @@ pub struct Listed {
     pub path: PathBuf,
     /// What it records of itself, or why that cannot be read.
     pub meta: Result<Meta, Damage>,
-    /// What it takes on the disk.
+    /// Its size on the disk.
     pub size_bytes: u64,
     /// When it was last read by a process, to the hour.
     pub last_used: SystemTime,
@@ -45,12 +45,12 @@ pub struct CacheFinding {
     pub problem: String,
 }
 
-/// What checking the tree gave.
+/// The result of checking the tree.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// How many entries were looked at.
     pub entries: usize,
-    /// What is wrong, by path.
+    /// The problems, by path.
     pub findings: Vec<CacheFinding>,
 }
 

@@ -1,4 +1,4 @@
-//! How large the cache may grow and how long it may make a process wait.
+//! Limits: how large the cache may grow, and how long it may make a process wait.
 
 use std::ffi::OsString;
 use std::time::Duration;

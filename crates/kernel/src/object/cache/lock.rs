@@ -1,4 +1,4 @@
-//! Of several processes that miss the same kernel, one compiles it.
+//! Locks: if several processes miss the same kernel, one compiles it.
 
 use std::fs::{OpenOptions, TryLockError};
 use std::path::Path;

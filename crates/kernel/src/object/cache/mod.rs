@@ -64,8 +64,8 @@ pub struct Cache {
     memory: Mutex<Memory>,
 }
 
-/// What was checked or made in this process. Entries that also lie on the disk are let go when nobody else holds
-/// their object: a long tuning run must not keep every candidate.
+/// Entries that were checked or made in this process. Entries that are also on the disk are dropped when nothing else
+/// holds their object: a long tuning run must not keep every candidate.
 #[derive(Debug, Default)]
 struct Memory {
     entries: HashMap<Digest, CacheEntry>,
@@ -79,7 +79,7 @@ pub enum Lookup {
     Hit(CacheEntry),
     /// Compiling it failed before, with the same compiler, and would again.
     Failed {
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
     Miss,
@@ -150,7 +150,7 @@ impl Cache {
         entry
     }
 
-    /// Removes an entry that turned out to be wrong, whoever uses it.
+    /// Removes a wrong entry, even if it is in use.
     pub fn forget(&self, digest: &Digest) {
         self.memory().entries.remove(digest);
         let Some(folder) = &self.folder else { return };
@@ -171,8 +171,8 @@ impl Cache {
         }
     }
 
-    /// Waits for the right to compile this key, so that of several processes one does. Look the key up again
-    /// after it: the wait may have been for the one that made it. Hold one at a time. The wait is bounded
+    /// Waits for the right to compile this key, so that one of several processes does. Look the key up again
+    /// afterwards: the other process may have made it. Hold one at a time. The wait is bounded
     /// ([`CacheLimits::lock_wait`]), and the lock only saves work: without a disk, or after the wait, it is no lock.
     pub fn lock(&self, digest: &Digest) -> CompileLock {
         match &self.folder {

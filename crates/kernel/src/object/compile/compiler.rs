@@ -1,4 +1,4 @@
-//! What a compiler is to the program: how it is found, what it is asked, who it is.
+//! A compiler from the program's view: how it is found, called and identified.
 
 use std::fmt;
 
@@ -35,7 +35,7 @@ pub trait Compiler: fmt::Debug + Sync {
     /// Where it is. In the parent: looks at paths and at the environment, opens nothing.
     ///
     /// # Errors
-    /// If it is not there, or not where somebody says that it is.
+    /// If it is missing, or not at the given place.
     fn find(&self, options: &CompilerOptions) -> Result<Toolchain, CompileError>;
 
     /// A small kernel whose object tells compilers apart that say the same of themselves.

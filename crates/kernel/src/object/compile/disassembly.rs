@@ -1,5 +1,5 @@
-//! The machine code in an object of AMD's, read by comgr in a worker. It is LLVM, as hipRTC is, and never opened in the
-//! process that owns the model.
+//! The machine code in an AMD object, read by comgr in a worker. comgr is LLVM, like hipRTC, and is never opened in
+//! the process that owns the model.
 
 use std::env;
 use std::fmt::Write as _;

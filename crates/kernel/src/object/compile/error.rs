@@ -1,4 +1,4 @@
-//! What can go wrong between a source and its object.
+//! Errors between a source and its object.
 
 use std::io;
 use std::path::PathBuf;
@@ -45,13 +45,13 @@ pub enum CompileError {
     /// The canary kernel did not compile.
     #[error("could not compile a small kernel with {} for {target}: {how}{}", .compiler, log_lines(.log))]
     Canary {
-        /// What people call the compiler.
+        /// The compiler's name for people.
         compiler: &'static str,
-        /// What can be done about it.
+        /// What to do about it.
         hint: String,
         target: Box<str>,
         how: How,
-        /// What the compiler said.
+        /// The compiler's output.
         log: String,
     },
     /// The code in an object cannot be read.
@@ -63,16 +63,16 @@ pub enum CompileError {
     /// What was named as a compiler's library, or as its folder, is none.
     #[error("could not find {compiler} in `{}`", .root.display())]
     NotThere {
-        /// What people call the compiler.
+        /// The compiler's name for people.
         compiler: &'static str,
         root: PathBuf,
-        /// What can be done about it.
+        /// What to do about it.
         hint: &'static str,
     },
     /// A library or a version changed after its identity was found out.
-    #[error("could not use what {} made: it was replaced while the program ran", .compiler)]
+    #[error("could not use the result of {}: it was replaced while the program ran", .compiler)]
     CompilerChanged {
-        /// What people call the compiler.
+        /// The compiler's name for people.
         compiler: &'static str,
     },
     /// A worker could not be started.
@@ -80,7 +80,7 @@ pub enum CompileError {
     NotStarted {
         /// The worker, or the loader that starts it.
         program: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -88,7 +88,7 @@ pub enum CompileError {
     #[error("could not use the temporary folder `{}`", .folder.display())]
     Folder {
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -108,7 +108,7 @@ impl CompileError {
         }
     }
 
-    /// What the compiler said.
+    /// The compiler's output.
     pub fn log(&self) -> &str {
         match self {
             Self::Failed { log, .. } | Self::Canary { log, .. } => log,

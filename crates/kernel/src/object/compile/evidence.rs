@@ -1,6 +1,6 @@
-//! Decides whether a failure is the kernel's fault. Only a compiler's message about a line of the kernel's text counts:
-//! it comes again with the same text. Everything else (a linker, a full disk, no memory, no processes, a missing file)
-//! may be gone the next time, however it is worded.
+//! Decides whether a failure is the kernel's fault. Only a compiler's message about a line of the kernel's text
+//! counts, because it comes again with the same text. Everything else (a linker, a full disk, no memory, no processes,
+//! a missing file) may be gone the next time, however it is worded.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! The private folder of a compile, and what killed processes left of theirs.
+//! The private folder of a compile, and the leftovers of killed processes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -47,7 +47,7 @@ pub(super) fn sweep(temporary: &Path) {
         let is_ours =
             path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(FOLDER_PREFIX.as_bytes()));
         if is_ours && let Ok(true) = is_left(&path) {
-            tracing::debug!("removing `{}`, which a process left that was killed", path.display());
+            tracing::debug!("removing `{}`, the leftover of a killed process", path.display());
             let _ = fs::remove_dir_all(&path);
         }
     }

@@ -27,7 +27,7 @@ pub(super) const HEADER: &str = include_str!("hiprtc_runtime.h");
 /// A word that hipRTC's header does not have. What uses it did not compile with ours.
 const ASSERT: &str = "-Dassert(...)=((__VA_ARGS__)?(void)0:__builtin_trap())";
 
-/// What the device library of a chip, or of a family of chips, is called in front of its number, and behind.
+/// What the device library of a chip, or of a family of chips, is called in front of its number, and after.
 const DEVICE_LIBRARY: (&str, &str) = ("oclc_isa_version_", ".bc");
 
 /// hipRTC, for AMD GPUs.

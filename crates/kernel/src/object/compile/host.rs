@@ -1,4 +1,4 @@
-//! C for this machine's cores, through the system's C compiler, to a shared object.
+//! Compiles C for this machine's cores, by the system's C compiler, to a shared object.
 
 use std::ffi::OsString;
 use std::fs::File;

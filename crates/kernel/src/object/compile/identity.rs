@@ -2,8 +2,8 @@
 //! identity is a digest of what the compiler reports and of the object that it makes from a fixed kernel.
 //!
 //! Compiling that canary takes 0.05 to 0.3 s, more than a whole warm start should. So identities are remembered on
-//! disk next to stamps of the compiler's files. The record is an accelerator only: it never vouches for an object,
-//! because every compile states its facts again and they are compared.
+//! disk, with stamps of the compiler's files. The record only saves time and never vouches for an object: every
+//! compile states its facts again, and they are compared.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ use system::trust;
 /// A record takes a few kilobytes.
 const MAX_RECORD_BYTES: u64 = 1 << 20;
 
-/// A compiler, told apart from all others.
+/// The identity of a compiler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// What goes into a kernel's key: 64 hex digits.
@@ -145,7 +145,7 @@ fn compile_canary(
     })
 }
 
-/// A file per way of reaching a compiler: where it is said to be, and what the search for its parts depends on.
+/// A file per way of reaching a compiler: its place, and what the search for its parts depends on.
 fn record_path(options: &CompilerOptions, toolchain: &Toolchain, target: &str) -> Option<PathBuf> {
     let way = format!("{:?}", (toolchain, target, env::var_os("PATH"), &options.worker));
     Some(options.identities.as_ref()?.join(format!("{}.toml", Digest::of(way.as_bytes()))))

@@ -52,8 +52,7 @@ pub(crate) struct Reads {
     pub(crate) with_lines: bool,
 }
 
-/// What a compiler stated of itself, and the files that it consisted of then: while they stay as they are, it need not
-/// be asked again.
+/// A compiler's description of itself, and its files at that time: while they do not change, it need not run again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Stated {
     /// As [`CompileOutput::facts`].
@@ -78,7 +77,7 @@ pub struct CompileOutput {
     /// What identifies the compiler that was really used, in a fixed order: versions, build ids. They must be the same
     /// after every compile by the same compiler. The first names it for people, on one line.
     pub(crate) facts: Vec<String>,
-    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty where it was
+    /// The files that the compiler consists of. While they stay as they are, so does its identity. Empty if it was
     /// not asked.
     pub(crate) files: Vec<PathBuf>,
 }
@@ -87,11 +86,11 @@ pub struct CompileOutput {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub(crate) how: How,
-    /// What the compiler said.
+    /// The compiler's output.
     pub(crate) log: String,
 }
 
-/// What a compile comes to.
+/// The result of a compile.
 pub(super) type Outcome = Result<CompileOutput, Failure>;
 
 /// The ways in which a compile fails. A compiler answers `Rejected`, `Unavailable`, `BadObject`, `Crashed`, `Exited` or
@@ -122,7 +121,7 @@ pub enum How {
     },
     /// It printed without end and was killed.
     Chatter {
-        /// What it may print, in bytes.
+        /// The limit of its output, in bytes.
         max_bytes: u64,
     },
     /// The object cannot be loaded.
@@ -156,7 +155,7 @@ impl fmt::Display for How {
     }
 }
 
-/// What a signal says of who it ended, for messages; empty where that is not known.
+/// The meaning of a signal for the ended process, for messages; empty if unknown.
 pub fn signal_name(signal: i32) -> &'static str {
     match signal {
         4 => " (illegal instruction)",
@@ -182,7 +181,7 @@ impl How {
                 format!("`gptoss-jit doctor` tries the compiler on a small kernel; `{variable}` names another one")
             }
             _ => format!(
-                "nothing of this is remembered, so start again; if it stays, `gptoss-jit doctor` tries the compiler, and \
+                "this failure is not remembered, so start again; if it recurs, `gptoss-jit doctor` tries the compiler, and \
                  `{variable}` names another one"
             ),
         })

@@ -83,8 +83,8 @@ pub struct Request {
     pub entry: String,
     /// Compiler options, in order.
     pub options: Vec<String>,
-    /// The full target id. On the host the options say what to compile for; hipRTC is told it as `--offload-arch=`,
-    /// NVRTC as `--gpu-architecture=`.
+    /// The full target id. On the host the options say what to compile for; hipRTC gets it as `--offload-arch=`, NVRTC
+    /// as `--gpu-architecture=`.
     pub target: String,
     /// The name of the compiler.
     pub compiler: &'static str,
@@ -103,7 +103,7 @@ pub(super) fn additions(backend: &str) -> String {
 }
 
 impl Request {
-    /// What is asked for a rendered kernel.
+    /// The request for a rendered kernel.
     pub fn new(kernel: &Rendered, target: &Target) -> Self {
         Self {
             label: kernel.label.clone(),
@@ -118,7 +118,7 @@ impl Request {
     }
 }
 
-/// What came out.
+/// The result of a compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
     /// The object's bytes.
@@ -171,8 +171,8 @@ impl Default for CompilerOptions {
 /// A compiler's name, and the target that it is asked for.
 type Way = (String, String);
 
-/// The compilers of this machine, each behind worker processes. Shared between threads; every compile is a process
-/// of its own, so as many run at once as threads ask.
+/// The compilers of this machine, each in worker processes. Shared between threads; every compile is a separate
+/// process, so as many run at once as threads request.
 pub struct Compilers {
     options: CompilerOptions,
     known: Mutex<BTreeMap<Way, Result<KnownCompilers, CompileError>>>,
@@ -377,7 +377,7 @@ impl Compilers {
 
     /// The machine code of a kernel in an object for a GPU of AMD's, as text: `0000000000001700 <entry>:`, then of each
     /// instruction a line of a tab, its text, `// `, its address, `:` and, of a branch, ` <entry+0x1c>`. With lines,
-    /// one of `; ` and the places in the source (`kernel.hip:41`, and behind it where that was inlined) goes before an
+    /// one of `; ` and the places in the source (`kernel.hip:41`, and after it where that was inlined) goes before an
     /// instruction of others than the one before. comgr, which hipRTC brings, reads it in a worker.
     ///
     /// # Errors

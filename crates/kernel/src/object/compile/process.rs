@@ -23,7 +23,7 @@ const MAX_KEPT_BYTES: u64 = 64 << 10;
 const MAX_PRINTED_BYTES: u64 = 16 << 20;
 /// With less room than this for temporary files, the lack of it is why a compiler failed.
 const LITTLE_ROOM_BYTES: u64 = 16 << 20;
-/// A wait this long is told, or one of half the deadline.
+/// A wait this long is reported, or one of half the deadline.
 const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// Compiles in a process of its own. `label` is what people call the kernel.

@@ -1,5 +1,5 @@
-//! What hipRTC and NVRTC have in common: run-time compilers of the same functions, opened with dlopen, in the worker
-//! only. No GPU is needed.
+//! What hipRTC and NVRTC have in common: run-time compilers with the same functions, opened with dlopen, only in the
+//! worker. They need no GPU.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -9,8 +9,8 @@ use rtc::{Compiler, ENVIRONMENTS, Image, Rtc};
 use super::CompileError;
 use super::job::{CompileJob, CompileOutput, Failure, How, Toolchain};
 
-/// Where one of them is: what the options name; else what `variable` names, by `look`; else the worker looks in the
-/// usual places, for which it is told some variables of the environment.
+/// Where one of them is: as the options say; else as `variable` says, by `look`; else the worker searches the usual
+/// places, for which it gets some environment variables.
 pub(super) fn find(
     compiler: &'static Compiler,
     of_options: &Toolchain,

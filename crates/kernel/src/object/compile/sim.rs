@@ -1,5 +1,5 @@
-//! A GPU's kernel for the simulator, behind `templates/lib/hip/simulator.hip.j2`, through the system's C++ compiler, to
-//! a shared object.
+//! Compiles a GPU's kernel for the simulator: its text after `templates/lib/hip/simulator.hip.j2`, by the system's C++
+//! compiler, to a shared object.
 
 use std::sync::LazyLock;
 use std::{fs, io};
@@ -22,7 +22,7 @@ const SOURCE: &str = "simulated.cpp";
 /// The template that defines most words of HIP.
 const SIMULATOR: &str = "lib/hip/simulator.hip.j2";
 
-/// Words that few kernels use, and where they go: behind the simulator's own text.
+/// Words that few kernels use, and where they go: after the simulator's own text.
 const WORDS_NAME: &str = "simulator_words.h";
 pub(super) const WORDS: &str = include_str!("simulator_words.h");
 
@@ -34,9 +34,9 @@ static VECTORS: LazyLock<[Regex; 2]> = LazyLock::new(|| {
     [typedef, using].map(|pattern| Regex::new(&pattern).expect("a pattern"))
 });
 
-/// Bytes behind each variable in LDS that are nobody's: a kernel that steps past a variable is not to find the next
-/// one. As many as a block may have on most chips; not a multiple of a page, or the beginnings of all variables would
-/// share a line of the processor's cache.
+/// Unused bytes after each variable in LDS, so that a kernel that steps past a variable does not find the next one. As
+/// many as a block may have on most chips; not a multiple of a page, or the beginnings of all variables would share a
+/// line of the processor's cache.
 const GAP_BYTES: u64 = (64 << 10) + 320;
 
 /// LDS that has its size from the launch, which a static variable has not.

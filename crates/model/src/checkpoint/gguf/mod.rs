@@ -1,8 +1,8 @@
 //! GGUF files, version 3: keys with values, then a list of tensors, then their data.
 //!
-//! Everything is checked against the bytes that are there before it is used, and arrays stay where they are mapped:
-//! nothing is allocated for what a header only claims to hold. [`value`] reads the values, [`parts`] makes one of
-//! several files, [`model`] a model of that.
+//! Everything is checked against the bytes that are there before it is used, and arrays stay in the mapped file:
+//! nothing is allocated for sizes that a header only claims. [`value`] reads the values, [`parts`] joins several
+//! files, [`model`] makes a model.
 
 pub mod model;
 pub(super) mod parts;
@@ -34,7 +34,7 @@ const ARCHITECTURE: &str = "general.architecture";
 /// What Ollama's converter has there of gpt-oss.
 const OLLAMA: &str = "gptoss";
 
-/// Its number for MXFP4, which is nobody else's, and what that is.
+/// Ollama's own type number for MXFP4, and the stored type.
 const OLLAMA_MXFP4: (u32, StoredType) = {
     let codec = Some(Codec::Mxfp4Blocks(Mxfp4Order::Neighbours));
     (4, StoredType { name: "MXFP4", block_len: 32, block_bytes: 17, codec })
@@ -129,7 +129,7 @@ pub enum GgufError {
         block_len: usize,
     },
     /// Tensors overlap, leave gaps, or are not aligned.
-    #[error("`{name}` begins at byte {found} of the data, expected {expected}, behind the tensor before it")]
+    #[error("`{name}` begins at byte {found} of the data, expected {expected}, after the tensor before it")]
     Offset {
         name: String,
         /// Where the one before it ends, aligned.
@@ -138,11 +138,11 @@ pub enum GgufError {
         found: u64,
     },
     /// The data is shorter or longer than the tensors.
-    #[error("the tensors take {expected} bytes, the file has {found} behind its header")]
+    #[error("the tensors take {expected} bytes, the file has {found} after its header")]
     Data {
         /// Bytes of all tensors.
         expected: u64,
-        /// Bytes in the file behind the header.
+        /// Bytes in the file after the header.
         found: u64,
     },
     /// One of several files, and the others cannot be found by its name.
@@ -313,7 +313,7 @@ impl Listed {
     }
 }
 
-/// Takes the tensors' slices. They lie behind each other in the order of the list, each aligned.
+/// Takes the tensors' slices. They follow each other in the order of the list, each aligned.
 fn place(listed: Vec<Listed>, bytes: &Bytes, data_at: usize, alignment: u64) -> Result<Inventory, GgufError> {
     let data = bytes.slice(data_at..);
     let found = data.len() as u64;

@@ -1,5 +1,4 @@
-//! A model out of a GGUF file: its dimensions from the keys, as llama.cpp's converter writes them, and its
-//! tokenizer.
+//! Makes a model from a GGUF file: dimensions from the keys, as llama.cpp's converter writes them, and the tokenizer.
 
 use super::parts::Whole;
 use super::value::{Array, Value};

@@ -1,5 +1,5 @@
-//! Models in several GGUF files. Each says in its name and in its keys which it is and how many there are; all other
-//! keys are the first one's, and tensors lie in any.
+//! Models in several GGUF files. Each file's name and keys give its number and the number of files. All other keys
+//! come from the first file; tensors may be in any.
 
 use std::path::{Path, PathBuf};
 

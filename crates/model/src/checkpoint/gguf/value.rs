@@ -21,7 +21,7 @@ pub enum Value {
     Array(Array),
 }
 
-/// An array whose elements are read when they are asked for; all of them were checked to be there.
+/// An array whose elements are read on demand; all of them were checked to be there.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array {
     kind: u32,
@@ -119,7 +119,7 @@ impl Array {
         self.len
     }
 
-    /// Whether there are none.
+    /// Whether it is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
         Self { file, at: 0 }
     }
 
-    /// Bytes behind the file's beginning.
+    /// Bytes after the file's beginning.
     pub(crate) fn at(&self) -> usize {
         self.at
     }

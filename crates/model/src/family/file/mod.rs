@@ -1,4 +1,4 @@
-//! A family's file: reading it, and everything that can be checked without a model.
+//! Reads a family's file, and checks everything that can be checked without a model.
 
 mod tables;
 mod tensors;
@@ -221,7 +221,7 @@ impl File {
         };
         let read = |text: &Spanned<String>, names: &Names| {
             let mut first = place(&self.source, text.span());
-            // TOML leaves out a newline right behind the quotes.
+            // TOML leaves out a newline right after the quotes.
             first.line += usize::from(self.source.text[text.span()].get(3..4) == Some("\n"));
             layer::read(text.get_ref(), &first, names)
         };

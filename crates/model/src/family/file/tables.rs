@@ -1,4 +1,4 @@
-//! The tables of a family's file, as TOML has them.
+//! The tables of a family's file, in the form that TOML gives them.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! What is run: every test shape at every legal dtype, with its parameters and scalars.
+//! Selects the cases: every test shape at every legal dtype, with its parameters and scalars.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,7 +27,7 @@ pub(super) struct Trial {
     pub(crate) problem: Problem,
     pub(crate) params: Params,
     pub(crate) scalars: Vec<Scalars>,
-    /// The type of the activations that it reads; none where it reads none.
+    /// The type of the activations that it reads; none if it reads none.
     activation: Option<Dtype>,
     /// The kind of random inputs that the test asks for.
     inputs: Option<String>,
@@ -35,7 +35,7 @@ pub(super) struct Trial {
     is_varied: bool,
     /// Whether only at the first and the last of the scalars tensors lie otherwise and workspace is used again.
     pub is_thin: bool,
-    /// Whether each of the scalars is launched once, over workspace that nobody used.
+    /// Whether each of the scalars is launched once, over a fresh workspace.
     pub is_once: bool,
     seed: u64,
 }
@@ -368,7 +368,7 @@ impl Trial {
         Ok((inputs, want))
     }
 
-    /// What should come out if activations were not rounded; none where they are not, or it reads none.
+    /// What should come out if activations were not rounded; none if they are not, or it reads none.
     pub(crate) fn of_unrounded(&self, scalars: &Scalars) -> Option<Result<Outputs, ReferenceError>> {
         self.activation.filter(|dtype| *dtype != Dtype::F32)?;
         let unrounded = Self { activation: Some(Dtype::F32), ..self.clone() };
