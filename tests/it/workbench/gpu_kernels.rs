@@ -173,7 +173,7 @@ fn products_are_right_at_the_parameters_that_tables_choose() {
 fn hoppers_templates_are_right_around_their_tiles() {
     let tables = Some(Arc::new(TuningTables::load(&[]).expect("right")));
     let how = Selection { tables, own_tests: true, is_thin: true, ..Selection::default() };
-    let checked = check_as(&how, "sm_90", |template| !template.tests.is_empty());
+    let checked = check_as(&how, "sm_90", |template| is_of_experts(template) && !template.tests.is_empty());
     all_right("sm_90", &checked);
     let names: Vec<String> = checked.iter().map(|checked| format!("{}/{}", checked.op, checked.variant)).collect();
     assert_eq!(names, ["moe_mlp1/rows", "moe_mlp2+rmsnorm/rows", "moe_mlp2/rows"]);
@@ -184,6 +184,14 @@ fn hoppers_templates_are_right_around_their_tiles() {
 fn a_gate_and_its_up_are_multiplied_where_they_are_summed() {
     let first = Selection { first_shape: true, is_thin: true, ..Selection::default() };
     let checked = check_as(&first, "sm_90", |template| template.label() == "linear+silu_and_mul/wgmma");
+    all_right("sm_90", &checked);
+}
+
+/// Blocks that take several tiles, of which tensor maps bring panels: their order and ends are nobody else's.
+#[test]
+fn tiles_that_blocks_take_in_turn_are_right_around_their_ends() {
+    let own = Selection { own_tests: true, is_thin: true, ..Selection::default() };
+    let checked = check_as(&own, "sm_90", |template| template.label() == "linear/wgmma_tensor");
     all_right("sm_90", &checked);
 }
 
