@@ -25,11 +25,12 @@ const PLAIN: &str = "gfx1030";
 /// Runs the templates that `wanted` picks of those that fit the arch, half of the cases. Of two precisions, any two of
 /// rows, types and precision meet, but not all three, for which none has code of its own: the first shape, which fills
 /// no tile, has each type at each precision, others have it at one of them, at all rows. Of a matrix unit's templates,
-/// which have one precision, two chips of RDNA have a half each, and two of CDNA; of the others of one precision, whose
-/// types are only the bias's, rows go in turn to these. A template's combinations of types at its first shape are all
-/// run: on the two chips of its unit, or in the two sizes of waves. Tensors that lie in others' and used workspace,
-/// which no kernel asks the number of rows about, are tried at the fewest and the most rows; and, as none asks its
-/// types or parameters about them either, with all of these at the first shape, with the first of these at the others.
+/// which have one precision, two chips of RDNA have a half each, and two of CDNA: at a shape half of the types, at all
+/// rows. Others of one precision have a type at every other shape; where an op has one template at each precision, the
+/// other one has it at the rest. A template's combinations of types at its first shape are all run: on the two chips
+/// of its unit, or in the two sizes of waves. Tensors that lie in others' and used workspace, which no kernel asks the
+/// number of rows about, are tried at the fewest and the most rows; and, as none asks its types or parameters about
+/// them either, with all of these at the first shape, with the first of these at the others.
 /// All at once, by hand: `kernels check --arch sim:gfx1100`.
 fn check(arch: &str, wanted: impl Fn(&Template) -> bool) -> Vec<Checked> {
     let half = Some(usize::from(["gfx1201", "gfx90a"].contains(&arch)));
@@ -112,12 +113,18 @@ fn templates_of_experts_are_right_in_waves_of_32() {
 }
 
 /// What a wave's size changes shows on one shape; what a matrix unit does is another text, and is run on all of them.
+/// Of the experts' without one only the common types are run: a decoder is the same text in the dense products, which
+/// have all of them here.
 #[test]
 fn templates_are_right_in_waves_of_64() {
     let plain = Target::gpu(PLAIN).expect(PLAIN);
+    let is_plain = |template: &Template| template.fits_target(&plain).is_ok();
     let first = Selection { first_shape: true, half: Some(1), is_thin: true, ..Selection::default() };
-    all_right("gfx90a", &check_as(&first, "gfx90a", |template| template.fits_target(&plain).is_ok()));
-    all_right("gfx90a", &check("gfx90a", |template| template.fits_target(&plain).is_err()));
+    let dense = check_as(&first, "gfx90a", |template| is_plain(template) && !is_of_experts(template));
+    all_right("gfx90a", &dense);
+    let common = Selection { common_types: true, ..first };
+    all_right("gfx90a", &check_as(&common, "gfx90a", |template| is_plain(template) && is_of_experts(template)));
+    all_right("gfx90a", &check("gfx90a", |template| !is_plain(template)));
 }
 
 #[test]
@@ -168,15 +175,25 @@ fn products_are_right_at_the_parameters_that_tables_choose() {
     }
 }
 
-/// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose.
+/// Tiles that a shape does not fill, fills, and more than fills, at all parameters that Hopper's table can choose. The
+/// two that have the second product's text in common have half of these at each shape, and the other half at the next:
+/// of template, parameters and shape any two meet.
 #[test]
 fn hoppers_templates_are_right_around_their_tiles() {
     let tables = Some(Arc::new(TuningTables::load(&[]).expect("right")));
-    let how = Selection { tables, own_tests: true, is_thin: true, ..Selection::default() };
-    let checked = check_as(&how, "sm_90", |template| is_of_experts(template) && !template.tests.is_empty());
-    all_right("sm_90", &checked);
-    let names: Vec<String> = checked.iter().map(|checked| format!("{}/{}", checked.op, checked.variant)).collect();
-    assert_eq!(names, ["moe_mlp1/rows", "moe_mlp2+rmsnorm/rows", "moe_mlp2/rows"]);
+    let halves = [("moe_mlp1/rows", None), ("moe_mlp2+rmsnorm/rows", Some(0)), ("moe_mlp2/rows", Some(1))];
+    for (name, half) in halves {
+        let how = Selection { tables: tables.clone(), own_tests: true, is_thin: true, half, ..Selection::default() };
+        let checked = check_as(&how, "sm_90", |template| template.label() == name);
+        all_right("sm_90", &checked);
+        assert_eq!(checked.len(), 1, "{name}");
+    }
+    let (library, hopper) = (Library::from_layers(vec![Layer::built_in()]), Target::gpu("sm_90").expect("known"));
+    let of_experts = library.templates().filter(|template| is_of_experts(template));
+    let with_tiles = of_experts.filter(|one| !one.tests.is_empty() && one.fits_target(&hopper).is_ok());
+    let mut names: Vec<String> = with_tiles.map(|template| template.label()).collect();
+    names.sort();
+    assert_eq!(names, halves.map(|(name, _)| name));
 }
 
 /// A gate and its up in one lane, panels that a group of waves copies: nothing else has either.

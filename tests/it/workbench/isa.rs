@@ -23,7 +23,9 @@ use crate::object::hiprtc;
 
 /// One arch of every instruction set that is promised. Templates of two precisions need no matrix unit and are the same
 /// text for all chips of a wave size: each of the three compiles a third of their kernels. (gfx950's text with mxfp4 is
-/// its own, and a third of these is.) Those of a matrix unit have one precision, and are compiled whole for each chip.
+/// its own, and a third of these is.) Those of a matrix unit have one precision: of each, a chip compiles every other
+/// choice of types, the next chip the rest, and so it is with the next template, so that of template, types and chip
+/// any two meet.
 const CDNA: [&str; 3] = ["gfx90a", "gfx942", "gfx950"];
 const RDNA: [&str; 3] = ["gfx1030", "gfx1100", "gfx1201"];
 /// The others: gfx1151 has gfx1100's instructions (and scalar arithmetic besides), gfx1200 has all of gfx1201's. They
@@ -255,6 +257,8 @@ fn become_their_instructions(archs: &[&str]) {
     let (mut wrong, mut n_matrix, mut converting) = (Vec::new(), 0, BTreeSet::new());
     let all = std::env::var_os(OTHERS_TOO).is_some();
     for (nth, &arch) in archs.iter().enumerate() {
+        // Of kernels for a matrix unit it has the half in which those are that only it converts for.
+        let nth = if arch == "gfx950" { nth + archs.len() } else { nth };
         let Some(kernels) = kernels(arch, Some([nth, archs.len()]).filter(|_| !all)) else { return };
         for kernel in &kernels {
             match &kernel.made {

@@ -89,8 +89,13 @@ fn dot_products_agree_at_the_lower_x86_levels_too() {
             target.features.retain(|feature| !feature.starts_with("avx512"));
         }
         let products = Selection { common_types: true, ..half(nth, vec!["linear".into()]) };
-        let checked = check(&library, &target, &products);
-        assert!(!checked.is_empty() && failures(&checked).is_empty(), "{level}\n{}", failures(&checked));
+        // What is fused multiplies by the same text: of op, level and shape any two meet, and of op, level and type.
+        let alone = Selection { op_alone: true, ..products };
+        let fused = Selection { op: vec!["rmsnorm+linear".into()], first_shape: true, ..alone.clone() };
+        for selection in [alone, fused] {
+            let checked = check(&library, &target, &selection);
+            assert!(!checked.is_empty() && failures(&checked).is_empty(), "{level}\n{}", failures(&checked));
+        }
     }
 }
 

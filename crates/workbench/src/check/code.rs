@@ -37,10 +37,11 @@ pub enum CodeError {
 
 impl Checker<'_> {
     /// Compiles and disassembles kernels of the selected templates, for a GPU. With a share `[nth, of]`, a template of
-    /// two precisions has only the nth part of its cases, in turn, and at least one; of types beyond the common ones it
-    /// has those that a thin check has at that shape.
+    /// two precisions has only the nth part of its cases, in turn, and at least one. A template of one precision, as
+    /// those for a matrix unit, has every other case; the next such template and the next share have the others. Of
+    /// types beyond the common ones it has those that a thin check has at that shape.
     pub fn codes(&self, selection: &Selection, share: Option<[usize; 2]>) -> Vec<KernelCode> {
-        let mut codes = Vec::new();
+        let (mut codes, mut n_of_one) = (Vec::new(), 0);
         for template in self.selected(selection) {
             let precisions: Vec<Precision> = template.precisions().collect();
             let of_precision = |&precision: &Precision| {
@@ -49,7 +50,10 @@ impl Checker<'_> {
                 trials.into_iter().map(move |trial| (precision, trial))
             };
             let mut all: Vec<(Precision, Trial)> = precisions.iter().flat_map(of_precision).collect();
-            if let Some([nth, of]) = share.filter(|_| precisions.len() > 1) {
+            if let Some([nth, of]) = share {
+                let is_of_one = precisions.len() == 1;
+                let (nth, of) = if is_of_one { (nth + n_of_one, 2) } else { (nth, of) };
+                n_of_one += usize::from(is_of_one);
                 let of = of.min(all.len().max(1));
                 all = all.into_iter().skip(nth % of).step_by(of).collect();
             }

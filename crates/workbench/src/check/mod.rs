@@ -133,7 +133,8 @@ pub struct Selection {
     /// Beside the default parameters those that these tables can choose for the target, at whatever shape they are
     /// meant for.
     pub tables: Option<Arc<TuningTables>>,
-    /// Only the shapes of templates' own front matter.
+    /// Only the shapes of templates' own front matter. With half of the cases every other of the tables' parameters is
+    /// run at a shape, and the rest at the next one.
     pub own_tests: bool,
     /// Only the first shape that fits a template, in all of its types.
     pub first_shape: bool,
@@ -148,8 +149,9 @@ pub struct Selection {
     /// over workspace that was used before, too; and not both at once. At shapes after the first one, only with the
     /// first types and parameters: of shape, types and such a launch any two meet, but not all three. With half of the
     /// cases, of two precisions each has some of the types at such a shape, at all of their rows, and the other the
-    /// rest. Types beyond the first four of a name, which are read by the same text as others but for their decoder,
-    /// are run at the first shape and at one of the others, half of the rows, at one precision.
+    /// rest; of one precision each half has some, and at the next shape the rest. Types beyond the first four of a
+    /// name, which are read by the same text as others but for their decoder, are run at the first shape and at one of
+    /// the others, half of the rows, at one precision.
     pub is_thin: bool,
     /// Of a thin check: none of those types.
     pub common_types: bool,

@@ -76,6 +76,7 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
     let activation = template.signature.args.iter().any(is_activation).then(|| precision.activation());
     let of_ops = template.signature.tests();
     let of_ops = if which.own_tests { &[][..] } else { &of_ops };
+    let mut n_shapes: usize = 0; // that fit
     for (i, test) in of_ops.iter().chain(&template.tests).enumerate() {
         let is_for_tables = template.tests.is_empty() || i >= of_ops.len();
         let tables = which.tables.as_deref().filter(|_| is_for_tables);
@@ -89,21 +90,30 @@ pub(super) fn trials(template: &Template, precision: Precision, target: &Target,
         let further =
             if which.is_thin { take_further(&mut fitting, template, precision, which, nth_shape) } else { vec![] };
         let mut problems = if is_first { fitting } else { with_every_dtype(fitting) };
-        let mut half = which.half.filter(|_| problems.len() > 1).map(|half| half + nth_precision(template, precision));
+        let of_types = which.half.filter(|_| problems.len() > 1 && !which.own_tests);
+        let mut half = of_types.map(|half| half + nth_precision(precision));
         if let Some(kept) = half.filter(|_| trials.is_empty()).and_then(|half| every_other_choice(&problems, half)) {
             (problems, half) = (kept, None); // each of them at all of its rows
         }
-        // So it is at other shapes of a thin trial: types go in turn to precisions, of which the first shape has both.
-        let goes_by_types = which.is_thin && !is_first && problems.len() > 1 && template.precisions().count() > 1;
+        // So it is at other shapes of a thin trial: types go in turn to precisions, of which the first shape has both,
+        // or, of one precision, to the halves.
+        let goes_by_types = which.is_thin && !is_first && problems.len() > 1;
+        // By two shapes: those of which every other one has a bias have all of its types, too.
+        let turn = n_shapes.div_ceil(2);
         if let Some(skipped) = half.take_if(|_| goes_by_types) {
-            problems = problems.into_iter().skip((skipped + i) % 2).step_by(2).collect();
+            problems = problems.into_iter().skip((skipped + turn) % 2).step_by(2).collect();
         }
+        n_shapes += usize::from(!problems.is_empty());
         let n_common = problems.len();
         for (k, problem) in problems.into_iter().chain(further).enumerate() {
             // Around its tiles, other types are no other tiles.
             let tables = tables.filter(|_| k == 0 || template.tests.is_empty() && k < n_common);
             let half = if k < n_common { half } else { Some(i) };
-            for (n, params) in points(template, &problem, target, which, tables).into_iter().enumerate() {
+            let points = points(template, &problem, target, which, tables).into_iter().enumerate();
+            // Around its tiles, of half of the cases, tables' parameters go in turn to shapes.
+            let half_of_tables = which.half.filter(|_| which.own_tests);
+            let is_run = |n: usize| n == 0 || half_of_tables.is_none_or(|half| (n + half + turn).is_multiple_of(2));
+            for (n, params) in points.filter(|(n, _)| is_run(*n)) {
                 let (problem, mut scalars, inputs) = (problem.clone(), all_scalars(test), test.inputs.clone());
                 if which.more_rows && trials.is_empty() {
                     scalars.extend(with_more_rows(&scalars, template));
@@ -267,7 +277,7 @@ fn take_further(
     let mut by_type: BTreeMap<usize, Vec<Problem>> = BTreeMap::new();
     further.into_iter().for_each(|one| by_type.entry(nth(&one).unwrap_or_default()).or_default().push(one));
     let n_precisions = template.precisions().count().max(1);
-    let turn = nth_precision(template, precision) + which.half.unwrap_or_default();
+    let turn = nth_precision(precision) + which.half.unwrap_or_default();
     by_type.retain(|place, _| {
         let is_at_shape = nth_shape.is_none_or(|[i, of]| place % of.max(1) == i % of.max(1));
         is_at_shape && (place + turn).is_multiple_of(n_precisions)
@@ -329,9 +339,9 @@ fn all_scalars(test: &TestShape) -> Vec<Scalars> {
     all
 }
 
-/// Whether it is the first or the second of the template's precisions.
-fn nth_precision(template: &Template, precision: Precision) -> usize {
-    template.precisions().position(|one| one == precision).unwrap_or_default()
+/// Whether it is the first or the second precision: of one template, or of two of one op that have one each.
+fn nth_precision(precision: Precision) -> usize {
+    usize::from(precision == Precision::Bf16)
 }
 
 /// The even ones or the odd ones; a single one always.

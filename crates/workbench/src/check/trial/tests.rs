@@ -215,3 +215,71 @@ fn a_thin_check_has_each_format_at_the_first_shape_and_at_one_other() {
         assert!(n_types.iter().all(|trial| allowed[..COMMON_TYPES].contains(&trial.problem.dtypes["weight"])));
     }
 }
+
+/// (a shape with its flags and inputs, types) of a template's trials at the common types.
+fn shapes_and_types(
+    template: &Template,
+    target: &Target,
+    which: &Selection,
+) -> BTreeSet<(String, BTreeMap<String, Dtype>)> {
+    let precision = template.precisions().next().expect("it has one");
+    let of = |Trial { problem, inputs, .. }: Trial| {
+        let Problem { dims, flags, dtypes, .. } = problem;
+        (format!("{} {} {inputs:?}", list(&dims), list(&flags)), dtypes)
+    };
+    trials(template, precision, target, which).into_iter().map(of).collect()
+}
+
+/// `tests/it/workbench/gpu_kernels.rs` has two chips of each matrix unit.
+#[test]
+fn of_one_precision_each_half_has_each_shape_and_type_and_both_have_them_together() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    for arch in ["gfx1100", "gfx90a"] {
+        let target = Target::gpu(arch).expect("known").simulated();
+        for label in
+            ["attention/decode_matrix", "attention/flash", "linear/matrix", "moe_mlp1/matrix", "moe_mlp2/matrix"]
+        {
+            let template = library.template(label, Language::Hip).expect(label);
+            assert_eq!(template.precisions().count(), 1, "{label}");
+            let thin = Selection { is_thin: true, common_types: true, ..Selection::default() };
+            let all = shapes_and_types(template, &target, &thin);
+            let halves =
+                [0, 1].map(|half| shapes_and_types(template, &target, &Selection { half: Some(half), ..thin.clone() }));
+            assert_eq!(halves[0].union(&halves[1]).cloned().collect::<BTreeSet<_>>(), all, "{arch}: {label}");
+            let shapes =
+                |of: &BTreeSet<(String, _)>| of.iter().map(|(shape, _)| shape.clone()).collect::<BTreeSet<_>>();
+            for half in &halves {
+                assert!(shapes(half) == shapes(&all) && half.len() * 4 < all.len() * 3, "{arch}: {label}");
+                let n_shapes = |of: &BTreeSet<(String, BTreeMap<String, Dtype>)>, (name, dtype): (&String, &Dtype)| {
+                    let of_type = of.iter().filter(|(_, types)| types.get(name) == Some(dtype));
+                    of_type.map(|(shape, _)| shape).collect::<BTreeSet<_>>().len()
+                };
+                let types: BTreeSet<_> = all.iter().flat_map(|(_, types)| types).collect();
+                // Of three shapes, as many have a bias, one is enough.
+                let is_rare = |entry: &(&String, &Dtype)| n_shapes(half, *entry) < n_shapes(&all, *entry).div_ceil(4);
+                let rare: Vec<_> = types.into_iter().filter(is_rare).collect();
+                assert!(rare.is_empty(), "{arch}: {label}: {rare:?} are at few shapes of {half:?}");
+            }
+        }
+    }
+}
+
+/// Two templates of one text, each with the other half, as `tests/it/workbench/gpu_kernels.rs` has them.
+#[test]
+fn around_its_tiles_a_template_meets_every_parameter_and_two_all_of_them_at_every_shape() {
+    let library = Library::from_layers(vec![Layer::built_in()]);
+    let target = Target::gpu("sm_90").expect("known").simulated();
+    let template = library.template("moe_mlp2/rows", Language::Hip).expect("built in");
+    let tables = Some(std::sync::Arc::new(TuningTables::load(&[]).expect("right")));
+    let points = |half| {
+        let which = Selection { tables: tables.clone(), own_tests: true, is_thin: true, half, ..Selection::default() };
+        let all = trials(template, Precision::Bf16, &target, &which).into_iter();
+        all.map(|trial| (list(&trial.problem.dims), list(&trial.params))).collect::<BTreeSet<_>>()
+    };
+    let (all, halves) = (points(None), [0, 1].map(|half| points(Some(half))));
+    assert_eq!(halves[0].union(&halves[1]).cloned().collect::<BTreeSet<_>>(), all);
+    let params = |of: &BTreeSet<(String, String)>| of.iter().map(|(_, params)| params.clone()).collect::<BTreeSet<_>>();
+    for half in &halves {
+        assert!(params(half) == params(&all) && half.len() * 4 < all.len() * 3, "{} of {}", half.len(), all.len());
+    }
+}
