@@ -1,7 +1,7 @@
 //! What the object calls before every access to memory. Compiled with the program, not with each kernel: with
 //! [`super::watch`] it is more text than most of them.
 
-use super::context::{Context, FaultKind, Range, Watch, is_on_stack, range_of, recent_range, stop};
+use super::context::{Context, FaultKind, Range, Watch, is_on_stack, look, range_of, recent_range, stop};
 use super::traffic;
 use super::watch::{Access, IS_ASSERTION, IS_ATOMIC, IS_WRITE, Own};
 
@@ -89,6 +89,9 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
     debug_assert!(alignment.is_power_of_two());
     if begin & (alignment as usize - 1) != 0 {
         fault(FaultKind::Misaligned);
+    }
+    if how & IS_ATOMIC != 0 {
+        look(context, begin); // before it hears what the word was told
     }
     match range.watch {
         Watch::Nothing => (),
