@@ -67,6 +67,24 @@ fn refused(from: &str, to: &str, mark: &str, words: &str) {
     refused_as(from, to, mark, words, &["--first-shape"]);
 }
 
+/// Each of eight lanes tells its neighbour, then waits for it. A GPU runs lanes together, so none waits for ever.
+#[test]
+fn lanes_that_wait_for_lanes_let_them_run() {
+    let wait = r#"__shared__ f32 held[64];
+  u32* flags = (u32*)y + (size_t)blockIdx.x * {{ hidden_size }};
+  if (threadIdx.x < 8) flags[threadIdx.x] = 0;
+  __syncthreads();
+  if (threadIdx.x < 8) {
+    atomicExch(flags + (threadIdx.x ^ 1), 1u);
+    while (atomicOr(flags + threadIdx.x, 0u) == 0) {}
+  }
+  __syncthreads();"#;
+    for arch in ["sim:gfx1100", "sim:gfx942"] {
+        let (code, text) = checked_as(arch, "__shared__ f32 held[64];", wait, &["--first-shape", "--deadline", "20"]);
+        assert_eq!(code, 0, "{text}");
+    }
+}
+
 fn refused_as(from: &str, to: &str, mark: &str, words: &str, more: &[&str]) {
     let (code, text) = checked_as("sim:gfx1100", from, to, more);
     let line = line_of(from, to, mark);

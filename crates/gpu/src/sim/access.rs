@@ -1,7 +1,7 @@
 //! The functions that an object calls before every access to memory. They are compiled with the program, because with
 //! [`super::watch`] they are longer than most kernels.
 
-use super::context::{Context, FaultKind, Range, Watch, is_on_stack, range_of, recent_range, stop};
+use super::context::{Context, FaultKind, Range, Watch, is_on_stack, look, range_of, recent_range, stop};
 use super::traffic;
 use super::watch::{Access, IS_ASSERTION, IS_ATOMIC, IS_WRITE, Own};
 
@@ -89,6 +89,9 @@ fn access_any(context: *mut Context, access: Access, alignment: u32) {
     debug_assert!(alignment.is_power_of_two());
     if begin & (alignment as usize - 1) != 0 {
         fault(FaultKind::Misaligned);
+    }
+    if how & IS_ATOMIC != 0 {
+        look(context, begin); // before it hears what the word was told
     }
     match range.watch {
         Watch::Nothing => (),

@@ -111,11 +111,12 @@ fn run(object: &Object, grid: &Grid<'_>, ranges: &[Range], args: &[*const c_void
         link: Link::NONE,
         fault: None,
         order: grid.order,
+        is_looking: false,
     };
     let context = &raw mut context;
     object.bind(context);
     note_block(context, object.code());
-    let mut running = Running { context, threads: Vec::new(), turn: Vec::new(), grid, block };
+    let mut running = Running { context, threads: Vec::new(), turn: Vec::new(), again: Vec::new(), grid, block };
     running.start(grid.block_size)?;
     running.run()
 }
@@ -125,6 +126,8 @@ struct Running<'a> {
     threads: Vec<Thread>,
     /// The order of the running wave's threads.
     turn: Vec<*mut Thread>,
+    /// Those of them that gave way to the others of their own accord.
+    again: Vec<*mut Thread>,
     grid: &'a Grid<'a>,
     block: u64,
 }
@@ -147,7 +150,17 @@ impl Running<'_> {
             let stack = stack.map_err(|error| Stop { thread: index, why: Why::NoStack(error) })?;
             let (bounds, coroutine) = (stack.bounds(), Coroutine::new(stack, body));
             let (stamp, pause) = (Stamp::new(self.block, index, 1).0, Pause::NONE);
-            let thread = Thread { index, parity: 0, stamp, stack: bounds, wave_floor: 0, pause, coroutine };
+            let thread = Thread {
+                index,
+                parity: 0,
+                stamp,
+                stack: bounds,
+                wave_floor: 0,
+                pause,
+                coroutine,
+                last_atomic: 0,
+                n_looks: 0,
+            };
             self.threads.push(thread);
         }
         Ok(())
@@ -258,10 +271,25 @@ impl Running<'_> {
         }
     }
 
-    /// Each in turn runs until it gives way. One may go on for the other: then this hears of the last of them.
+    /// Each in turn runs until it waits for others or is done.
     fn take_turns(&mut self) -> Result<(), Stop> {
+        self.take_turns_of(self.turn.as_ptr_range())?;
+        // SAFETY: no coroutine runs, so nothing else uses the context and the threads.
+        while unsafe { std::mem::take(&mut (*self.context).is_looking) } {
+            // What they wait for may come from another device, whose thread may need this core.
+            std::thread::yield_now();
+            self.again.clear();
+            // SAFETY: as above.
+            let is_looking = |thread: &&*mut Thread| unsafe { (***thread).pause.is(PauseKind::Looking) };
+            self.again.extend(self.turn.iter().filter(is_looking));
+            self.take_turns_of(self.again.as_ptr_range())?;
+        }
+        Ok(())
+    }
+
+    /// Each in turn runs until it gives way. One may go on for the other: then this hears of the last of them.
+    fn take_turns_of(&mut self, turn: std::ops::Range<*const *mut Thread>) -> Result<(), Stop> {
         let context = self.context;
-        let turn = self.turn.as_ptr_range();
         // SAFETY: no coroutine runs, so nothing else uses the context, whose threads are the block's, and so is the
         // link in it.
         unsafe {
@@ -309,7 +337,7 @@ impl Stop {
             PauseKind::Barrier => format!("waits at the barrier in line {}", pause.line()),
             PauseKind::Wave | PauseKind::WaveBarrier => format!("waits at the wave operation in line {}", pause.line()),
             PauseKind::End => "has ended".to_owned(),
-            PauseKind::Fault | PauseKind::Nothing => "stopped".to_owned(),
+            PauseKind::Fault | PauseKind::Looking | PauseKind::Nothing => "stopped".to_owned(),
         };
         match &self.why {
             Why::Fault(fault) => fault.what(object, grid, argument),

@@ -180,6 +180,8 @@ pub(super) enum PauseKind {
     /// It did something that it must not: [`Context::fault`].
     Fault,
     End,
+    /// It may be waiting for another lane of its wave, in a loop without any operation of the wave.
+    Looking,
     /// Nothing: it can run.
     Nothing,
 }
@@ -196,9 +198,9 @@ impl Pause {
     }
 
     pub(crate) fn kind(self) -> PauseKind {
-        use PauseKind::{Barrier, End, Fault, Nothing, Wave, WaveBarrier};
+        use PauseKind::{Barrier, End, Fault, Looking, Nothing, Wave, WaveBarrier};
         let is = |kind: &PauseKind| *kind as u64 == self.0 >> 32;
-        [Barrier, Wave, WaveBarrier, Fault, End].into_iter().find(is).unwrap_or(Nothing)
+        [Barrier, Wave, WaveBarrier, Fault, End, Looking].into_iter().find(is).unwrap_or(Nothing)
     }
 
     pub(crate) fn is(self, kind: PauseKind) -> bool {
@@ -266,6 +268,9 @@ pub(super) struct Thread {
     /// Why it was suspended.
     pub pause: Pause,
     pub coroutine: Coroutine,
+    /// The word of its last atomic, and how many in succession were on that word.
+    pub last_atomic: usize,
+    pub n_looks: u32,
 }
 
 /// What a block's threads share.
@@ -294,7 +299,12 @@ pub(super) struct Context {
     pub(crate) fault: Option<Fault>,
     /// What of all blocks orders accesses.
     pub(crate) order: *const Order,
+    /// Whether a lane of the running wave gave way as [`PauseKind::Looking`].
+    pub(crate) is_looking: bool,
 }
+
+/// After this many atomics in succession on one word, a thread gives way to the other lanes of its wave.
+const LOOKS: u32 = 16;
 
 /// The functions that the object calls.
 #[repr(C)]
@@ -328,6 +338,24 @@ pub(super) fn stop(context: *mut Context, kind: FaultKind, address: usize, len_b
     loop {
         suspend(context, Pause::new(PauseKind::Fault, 0)); // nobody resumes it: the block is given up
     }
+}
+
+/// Called before an atomic. A lane that waits in a loop for a word which another lane is to change, or which another
+/// device changes only once another lane told it, would else wait for ever: on a GPU the lanes of a wave run together.
+pub(super) fn look(context: *mut Context, address: usize) {
+    // SAFETY: as in `suspend`.
+    unsafe {
+        let thread = (*context).thread;
+        let is_again = (*thread).last_atomic == address;
+        (*thread).last_atomic = address;
+        (*thread).n_looks = if is_again { (*thread).n_looks + 1 } else { 0 };
+        if (*thread).n_looks < LOOKS {
+            return;
+        }
+        (*thread).n_looks = 0;
+        (*context).is_looking = true;
+    }
+    suspend(context, Pause::new(PauseKind::Looking, 0));
 }
 
 /// Whether an address is of the running thread's stack.
