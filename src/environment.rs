@@ -8,13 +8,16 @@ const VARIABLES: [(&str, &str); 30] = [
     ("GPTOSS_JIT_NO_COMPILE", "1: like --no-compile"),
     ("GPTOSS_JIT_JOBS", "compilers at a time [default: one per core]"),
     ("GPTOSS_JIT_TEMPLATES", "a folder of templates, searched after --templates"),
-    ("GPTOSS_JIT_API_KEY", "a key that requests to serve must have"),
+    ("GPTOSS_JIT_API_KEY", "a key; `serve` then refuses requests without it"),
     (
         "GPTOSS_JIT_STEP_TIMEOUT",
         "seconds until a GPU that does not finish a step is given up; longer for steps of many rows; 0: never [default: 15]",
     ),
     ("GPTOSS_JIT_GRAPHS", "0: launch a GPU's steps kernel by kernel; 1: replay repeated steps as graphs [default: 1]"),
-    ("GPTOSS_JIT_LOG", "log level on stderr: error, warn, info, debug, trace [default: warn]"),
+    (
+        "GPTOSS_JIT_LOG",
+        "log level on stderr: error, warn, info, debug, trace [default: warn; serve also logs requests]",
+    ),
     ("GPTOSS_JIT_HIP", "the HIP runtime: libamdhip64.so or its folder"),
     ("GPTOSS_JIT_HIPRTC", "a folder with hipRTC, which compiles for AMD GPUs"),
     ("GPTOSS_JIT_CUDA", "the CUDA driver: libcuda.so.1 or its folder"),

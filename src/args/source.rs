@@ -11,11 +11,11 @@ use system::bounded_process::this_program;
 /// Folders that go before the built-in templates and tables.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct SourceArgs {
-    /// A folder of templates; overrides all others
+    /// A folder of templates, searched before all others
     #[arg(long, value_name = "DIR")]
     pub(crate) templates: Option<PathBuf>,
 
-    /// A folder of tuning tables; overrides all others
+    /// A folder of tuning tables, searched before all others
     #[arg(long, value_name = "DIR")]
     pub(crate) tuning: Option<PathBuf>,
 }

@@ -53,7 +53,7 @@ pub(super) struct CheckArgs {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     variant: Vec<String>,
 
-    /// Check all legal parameters instead of the defaults; in a large grid those one step from the default
+    /// Check all legal parameters, not only the defaults; of a large grid those one step from the defaults
     #[arg(long)]
     all_params: bool,
 

@@ -50,7 +50,9 @@ impl All<'_> {
                 true => "no step asks for their rows (`kernels plan --why`)",
                 false => "they are timed as they are, not searched (`--op` searches them)",
             };
-            self.output.note(&format!("{n_fused} of {all} are of ops that only run fused there: {what}"));
+            self.output.note(&format!(
+                "{n_fused} of {all} are of ops that only fused kernels compute at these token counts: {what}"
+            ));
         }
         let problems: Vec<&[Piece]> = pieces.chunk_by(|a, b| (a.problem, a.step) == (b.problem, b.step)).collect();
         // Which of them is tuned now; those before it are done.

@@ -13,13 +13,13 @@ use kernel::tuning::table::TuningRow;
 use workbench::tune::alone::Alone;
 use workbench::tune::stale;
 
-/// List gaps, overlaps, and tuning rows that are unused, unreachable, beaten or stale
+/// List gaps, overlaps, and tuning rows that are unusable, not asked for, unreachable, dominated or stale
 #[derive(clap::Args)]
 pub(super) struct Args {
     #[command(flatten)]
     source: SourceArgs,
 
-    /// Only the tables of this arch; also lists its rows that are stale or may be [default: all tables]
+    /// Only the tables of this arch; also lists its stale rows, and those that may be stale [default: all tables]
     #[arg(long, value_name = "ARCH")]
     arch: Option<String>,
 }

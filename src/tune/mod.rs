@@ -112,11 +112,11 @@ pub(super) struct JobArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1000))]
     layers: Option<u32>,
 
-    /// Only the problems with these dims; if there is none, a new problem with these
+    /// Only the model's problems with these dims; if it has none, one new problem with these dims
     #[arg(long, value_delimiter = ',', value_name = "NAME=N,…", value_parser = assignment::<u32>)]
     dims: Vec<(String, u32)>,
 
-    /// Only the problems with these flags; if there is none, a new problem with these
+    /// Only the model's problems with these flags; if it has none, one new problem with these flags
     #[arg(long, value_delimiter = ',', value_name = "NAME=BOOL,…", value_parser = assignment::<bool>)]
     flag: Vec<(String, bool)>,
 

@@ -1,5 +1,6 @@
 //! What files around the code say, and nothing else would notice: the oldest Rust is the same everywhere, no package
-//! asks for a newer one, the security policy names files that exist, and Python's stubs what the module has.
+//! asks for a newer one, the security policy names files that exist, Python's stubs what the module has, and the page
+//! of templates all ops and all of `lib/hip`.
 
 use std::fs;
 use std::path::Path;
@@ -154,4 +155,62 @@ fn the_stubs_of_the_module_name_what_it_has() {
     of_rust.sort();
     assert!(of_rust.len() >= 10, "{of_rust:?}");
     assert_eq!(found("python/gptoss_jit/_engine.pyi", r"(?m)^    def (\w+)"), of_rust);
+}
+
+/// What is between backticks.
+fn code_spans(text: &str) -> Vec<&str> {
+    text.split('`').skip(1).step_by(2).collect()
+}
+
+/// The names of C that a file of `lib/hip` gives, as its header lists them.
+fn given(file: &str) -> Vec<String> {
+    let text = read(&format!("templates/lib/hip/{file}.hip.j2"));
+    let header = text.strip_prefix("{#").and_then(|rest| rest.split_once("#}")).map_or("", |(header, _)| header);
+    let gives = header.split_once("[gives]\n").map_or("", |(_, gives)| gives);
+    let names = gives.strip_prefix("c ").and_then(|rest| rest.split_once(']')).map_or("", |(names, _)| names);
+    names.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// A line without an ellipsis names all that its files give.
+#[test]
+fn the_table_of_lib_hip_names_what_its_files_give() {
+    let page = read("templates/README.md");
+    let section = page.split("### What `lib/hip` offers").nth(1).and_then(|rest| rest.split("\n## ").next());
+    let lines =
+        section.expect("the section").lines().filter(|line| line.starts_with("| `") && !line.contains("lib/hip/"));
+    let mut listed: Vec<String> = Vec::new();
+    let mut n_names = 0;
+    for line in lines {
+        let mut cells = line.split('|').skip(1);
+        let (files, names) = (cells.next().expect("files"), cells.next().expect("names"));
+        let given: Vec<String> = code_spans(files).into_iter().flat_map(given).collect();
+        let shown = code_spans(names);
+        let unknown: Vec<&&str> = shown.iter().filter(|name| !given.iter().any(|one| one == *name)).collect();
+        assert!(unknown.is_empty(), "{files}: {unknown:?} are in no [gives]");
+        let left_out: Vec<&String> = given.iter().filter(|name| !shown.contains(&name.as_str())).collect();
+        assert!(left_out.is_empty() || names.contains('…'), "{files}: {left_out:?} are not in the table");
+        n_names += shown.len();
+        listed.extend(code_spans(files).into_iter().map(str::to_owned));
+    }
+    assert!(n_names > 80, "{n_names} names");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("templates/lib/hip");
+    let files = fs::read_dir(folder).expect("listed").map(|file| file.expect("listed").file_name());
+    let names = files.filter_map(|name| name.to_string_lossy().strip_suffix(".hip.j2").map(str::to_owned));
+    let mut there: Vec<String> = names.collect();
+    listed.sort();
+    there.sort();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn the_table_of_ops_has_every_op() {
+    let page = read("templates/README.md");
+    let section = page.split("## The ops\n").nth(1).and_then(|rest| rest.split("\n## ").next()).expect("the section");
+    let listed = code_spans(section);
+    let folders = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("templates")).expect("listed");
+    let folders = folders.map(|folder| folder.expect("listed").path()).filter(|folder| folder.join("op.toml").exists());
+    let ops: Vec<String> = folders.filter_map(|op| Some(op.file_name()?.to_string_lossy().into_owned())).collect();
+    assert!(ops.len() >= 25, "{ops:?}");
+    let missing: Vec<&String> = ops.iter().filter(|op| !listed.contains(&op.as_str())).collect();
+    assert!(missing.is_empty(), "not in templates/README.md: {missing:?}");
 }

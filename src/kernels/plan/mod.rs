@@ -37,9 +37,9 @@ Columns:
              computed, with `changed` those whose logits a request changes, with
              `logprobs` those whose log-probabilities it asks for
   template   The kernel that runs, with its parameters in the next column
-  chosen by  The tuning row (file:line) and where it comes from, and the rows that it goes
-             before; or the template's priority
-  next       What would run without that template, and how many more fit
+  chosen by  The tuning row (file:line) and its kind: measured, predicted or hand;
+             `before` is a tuning row that applies too and lost. Or the priority
+  next       The template that would run if that one did not exist, and how many more fit
   by         With --n-cpu-moe: who computes it";
 
 #[derive(clap::Args)]

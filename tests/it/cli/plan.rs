@@ -341,7 +341,7 @@ fn a_template_whose_op_is_fused_is_told_and_a_row_has_the_ops_done_apart() {
     let fused = at(&plan, ".attn.norm + qkv", 1);
     assert_eq!(fused.len(), 1, "the built-in rows fuse: {plan}");
     let why = plan["overruled"][0]["why"].as_str().expect("text");
-    assert!(why.contains("has its op fused, by `rmsnorm+linear/dot`"), "{why}");
+    assert!(why.contains("fuses its op into `rmsnorm+linear/dot`"), "{why}");
     let warnings = own.warnings();
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("use = \"apart\""), "{warnings:?}");

@@ -44,8 +44,8 @@ pub enum Overruling {
 impl fmt::Display for Overruling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Row { place, winner } => write!(f, "the row {place} uses `{winner}`"),
-            Self::Run { place, winner } => write!(f, "the row {place} has its op fused, by `{winner}`"),
+            Self::Row { place, winner } => write!(f, "the tuning row {place} uses `{winner}`"),
+            Self::Run { place, winner } => write!(f, "the tuning row {place} fuses its op into `{winner}`"),
             Self::NoRow => f.write_str("no tuning row says that its ops are to be fused"),
         }
     }
@@ -95,8 +95,10 @@ impl Overruled {
         let folder = TuningTables::user_folder().map_or("FOLDER".into(), |folder| folder.display().to_string());
         let place = format!("in `{folder}/{name}.toml` or in a file of that name in `--tuning DIR`");
         match self.by {
-            Overruling::Row { .. } | Overruling::NoRow => format!("a row that uses it, {place}, makes it win"),
-            Overruling::Run { .. } => format!("a row for the run with `use = \"{APART}\"`, {place}, undoes that"),
+            Overruling::Row { .. } | Overruling::NoRow => format!("a tuning row that uses it, {place}, makes it win"),
+            Overruling::Run { .. } => {
+                format!("a tuning row for these ops with `use = \"{APART}\"`, {place}, keeps them apart")
+            }
         }
     }
 
@@ -113,7 +115,11 @@ impl fmt::Display for Overruled {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { template, by, .. } = self;
         let (origin, priority) = (&template.file.origin, template.priority);
-        write!(f, "`{template}` of {origin}, priority {priority}, is not used for {} rows: {by}", self.row_counts())
+        write!(
+            f,
+            "`{template}` of {origin}, priority {priority}, is not used at these token counts: {}, because {by}",
+            self.row_counts()
+        )
     }
 }
 
