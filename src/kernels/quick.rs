@@ -29,7 +29,7 @@ pub(super) struct Quick<'a> {
     pub(crate) templates: Option<&'a Path>,
     pub(crate) op: &'a str,
     pub(crate) variant: &'a str,
-    /// None: the defaults.
+    /// Those left out have their defaults.
     pub(crate) params: Params,
     pub(crate) within: Duration,
     pub(crate) deadline: Duration,

@@ -92,7 +92,6 @@ pub enum AnswersError {
     /// The model gave an id that the tokenizer does not have.
     #[error(transparent)]
     Tokens(#[from] LineError),
-    /// The system's error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -39,7 +39,6 @@ pub enum BatchError {
     /// The prompts cannot be read.
     #[error(transparent)]
     Source(#[from] source::SourceError),
-    /// A line is wrong.
     #[error("could not run prompt {place}")]
     Line {
         place: Place,
@@ -64,7 +63,6 @@ pub enum BatchError {
         #[source]
         source: ReplicaError,
     },
-    /// The engine failed.
     #[error("could not go on after {n_done} of {n} answers")]
     Engine {
         /// Answers that were kept.

@@ -39,9 +39,8 @@ pub enum Prompt {
 /// How a line is to be answered, as far as it says.
 #[derive(Debug, Default)]
 pub(crate) struct Wishes {
-    /// Tokens at most.
+    /// Most tokens to generate; `None` leaves it to the flags.
     pub(crate) max_new_tokens: Option<usize>,
-    /// Sampling.
     pub(crate) sampling: SamplingWishes,
     /// More ids that end the answer.
     pub(crate) stop_token_ids: Vec<u32>,
@@ -51,7 +50,7 @@ pub(crate) struct Wishes {
     pub(crate) logit_bias: Vec<(u32, f32)>,
 }
 
-/// Problems of a line.
+/// Why a line of a file of prompts cannot be run.
 #[derive(Debug, thiserror::Error)]
 pub enum LineError {
     #[error("not a JSON object: {0}")]
@@ -84,7 +83,6 @@ pub enum LineError {
     Message {
         /// Counted from 0.
         index: usize,
-        /// The problem.
         problem: String,
     },
     /// No sequence can begin with the prompt.

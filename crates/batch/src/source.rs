@@ -230,7 +230,6 @@ impl Source {
         self.lines.is_empty()
     }
 
-    /// Their format.
     pub fn format(&self) -> PromptFormat {
         self.format
     }

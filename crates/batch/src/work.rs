@@ -28,7 +28,7 @@ pub struct Progress {
 pub struct Statistics {
     /// Tokens generated, stop tokens included.
     pub n_tokens: usize,
-    /// Tokens of prompts.
+    /// Tokens of the prompts, cached ones included.
     pub n_prompt_tokens: usize,
     /// Of these, those whose keys and values were there already.
     pub n_cached_tokens: usize,

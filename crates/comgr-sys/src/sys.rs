@@ -45,13 +45,13 @@ pub(crate) struct Api {
     pub(crate) create_disassembly_info: CreateDisassemblyInfo,
     pub(crate) disassemble_instruction: DisassembleInstruction,
     pub(crate) destroy_disassembly_info: Destroy,
-    /// Since comgr 2.4.
+    /// `None` before comgr 2.4, which lacks these functions.
     pub(crate) symbolizer: Option<Symbolizer>,
     // Never closed: that would run the destructors of all of LLVM in a process that is about to end anyway.
     _library: ManuallyDrop<Library>,
 }
 
-/// Addresses to lines.
+/// The functions that find the source line of a code address.
 pub(crate) struct Symbolizer {
     pub(crate) create_data: CreateData,
     pub(crate) set_data: SetData,

@@ -33,9 +33,7 @@ pub mod attribute {
     pub const INTEGRATED: c_int = 18;
     /// Where the device is on the PCI bus: bus, device, domain.
     pub const PCI_BUS_ID: c_int = 33;
-    /// As `PCI_BUS_ID`.
     pub const PCI_DEVICE_ID: c_int = 34;
-    /// As `PCI_BUS_ID`.
     pub const PCI_DOMAIN_ID: c_int = 50;
     /// 9 of 9.0.
     pub const COMPUTE_CAPABILITY_MAJOR: c_int = 75;

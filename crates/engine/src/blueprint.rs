@@ -20,7 +20,6 @@ use model::config::tensor_parallel::TpRank;
 /// Sizes and precision of a model, on any device.
 #[derive(Clone, Copy, Debug)]
 pub struct ModelOptions {
-    /// Precision of sums.
     pub precision: Precision,
     /// Element type of the KV cache; of one with scales that of the layers that see everything ([`KvDtypes::new`]).
     pub kv_dtype: Dtype,
@@ -59,7 +58,6 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
-    /// No prefix cache.
     pub const OFF: Self = Self::new(0);
 
     /// This many snapshots, at the default distance, and the blocks that the slots leave.
@@ -104,7 +102,6 @@ pub struct Blueprint {
     pub graph: Graph,
     /// Where keys and values lie.
     pub(crate) layout: KvLayout,
-    /// Sizes of steps.
     pub limits: StepLimits,
 }
 

@@ -43,7 +43,7 @@ pub struct Watchdog {
     watched: Arc<Mutex<Option<Watched>>>,
 }
 
-/// The current wait.
+/// The wait in progress: for `what`, on `devices`.
 struct Watched {
     waited: Duration,
     patience: Duration,

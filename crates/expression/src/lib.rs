@@ -39,7 +39,6 @@ pub struct ExpressionError {
     /// The expression's place.
     pub(crate) place: Place,
     pub(crate) text: String,
-    /// The problem.
     pub reason: Reason,
 }
 

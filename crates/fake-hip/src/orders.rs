@@ -127,7 +127,7 @@ impl Orders {
         of_device(&self.multiprocessors, device)
     }
 
-    /// `HIP_VERSION`.
+    /// The version as HIP encodes it: 6.4.1 is 60400001.
     pub fn hip_version(&self) -> c_int {
         let [major, minor, patch] = self.version;
         major * 10_000_000 + minor * 100_000 + patch

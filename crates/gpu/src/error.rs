@@ -59,7 +59,7 @@ pub enum GpuError {
     #[error("{device}: could not {what}")]
     Call {
         device: String,
-        /// The operation.
+        /// What failed, to follow "could not": `copy to the device`.
         what: &'static str,
         /// The call, and the runtime's words.
         #[source]
@@ -143,7 +143,7 @@ pub enum GpuError {
         /// What it asks for, and its unit.
         what: &'static str,
         wanted: u64,
-        /// The limit.
+        /// The limit, in the same unit.
         most: u64,
     },
     /// Memory of one device was given to another.

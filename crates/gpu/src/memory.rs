@@ -154,7 +154,7 @@ impl Buffer {
         !matches!(&*self.memory, Memory::ReadOnly(_) | Memory::Device { is_writable: false, .. })
     }
 
-    /// The whole of it.
+    /// A view of all bytes, writable if the buffer is.
     pub fn view(&self) -> BufferView {
         BufferView {
             buffer: self.clone(),

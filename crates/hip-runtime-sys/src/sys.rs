@@ -45,13 +45,11 @@ pub mod attribute {
     pub const INTEGRATED: c_int = 16;
     /// Most threads of a block.
     pub const MAX_THREADS_PER_BLOCK: c_int = 56;
-    /// Compute units.
+    /// Compute units; on RDNA WGPs, of two compute units each.
     pub const MULTIPROCESSOR_COUNT: c_int = 63;
     /// Where the device is on the PCI bus: bus, device, domain.
     pub const PCI_BUS_ID: c_int = 67;
-    /// As `PCI_BUS_ID`.
     pub const PCI_DEVICE_ID: c_int = 68;
-    /// As `PCI_BUS_ID`.
     pub const PCI_DOMAIN_ID: c_int = 69;
     /// LDS that one block may use, in bytes.
     pub const MAX_SHARED_MEMORY_PER_BLOCK: c_int = 74;

@@ -66,7 +66,6 @@ pub enum PipelineError {
     #[error("the object of kernel `{label}` cannot be used")]
     Object {
         label: String,
-        /// The problem.
         #[source]
         source: ObjectError,
     },
@@ -167,12 +166,10 @@ impl Pipeline {
         Ok(self.driver.memory()?.map(capped))
     }
 
-    /// What chooses.
     pub fn chooser(&self) -> &Chooser {
         &self.chooser
     }
 
-    /// The templates.
     pub fn library(&self) -> &Library {
         self.chooser.library()
     }
@@ -187,7 +184,6 @@ impl Pipeline {
         &self.store
     }
 
-    /// The device.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }
@@ -341,7 +337,6 @@ impl<T> Attempt<T> {
         render(chooser.library(), template, &self.problem, params, chooser.target())
     }
 
-    /// What it is for.
     pub(crate) fn problem(&self) -> Box<Problem> {
         Box::new(self.problem.clone())
     }

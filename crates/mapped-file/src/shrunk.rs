@@ -21,7 +21,7 @@ pub(crate) struct Watched {
 /// A node of the list, never freed: a handler may be looking at it.
 struct MappingNode {
     begin: usize,
-    /// 0: it is unmapped.
+    /// In bytes; 0 once it is unmapped.
     len: AtomicUsize,
     message: Vec<u8>,
     next: *const MappingNode,

@@ -126,7 +126,7 @@ impl Engine {
         py.detach(|| Ok(tokenizer.begun(tokenizer.encode_prompt(text)?))).map_err(|error: Error| raised(error))
     }
 
-    /// The bytes of ids.
+    /// The text of token ids, as bytes: it may begin or end within a character.
     fn decode<'py>(&self, py: Python<'py>, ids: Vec<u32>) -> PyResult<Bound<'py, PyBytes>> {
         let bytes = self.loaded.tokenizer.decode_all(&ids).map_err(|error| raised(error.into()))?;
         Ok(PyBytes::new(py, &bytes))
@@ -229,7 +229,7 @@ fn effort(word: Option<&str>) -> Result<Option<Reasoning>, Error> {
     .transpose()
 }
 
-/// The module.
+/// The native part of the Python package `gptoss_jit`.
 #[pymodule]
 mod _engine {
     #[pymodule_export]

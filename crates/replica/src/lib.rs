@@ -44,7 +44,6 @@ pub struct WireRequest {
     /// The text of the mask's grammar.
     pub grammar: Option<String>,
     n_logprobs: Option<usize>,
-    /// Of the prompt.
     pub prompt_logprobs: Option<PromptLogprobs>,
     cache_salt: u64,
     is_background: bool,

@@ -68,7 +68,7 @@ pub enum CompileError {
     ZeroByte {
         /// `source`, `name` or `option 3`.
         what: String,
-        /// Where, in bytes.
+        /// Bytes before it in that text.
         offset: usize,
     },
     /// The compiler looked at the source and refused it.

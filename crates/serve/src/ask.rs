@@ -18,7 +18,6 @@ use engine::scheduler::Request;
 pub(crate) struct Ask {
     /// As the client named it; absent, the one that is served.
     pub(crate) model: Option<String>,
-    /// Sampling.
     pub(crate) sampling: SamplingFields,
     /// Tokens at most, reasoning included.
     pub(crate) max_tokens: Option<usize>,

@@ -113,7 +113,7 @@ impl ApiError {
         Self::request(StatusCode::FORBIDDEN, "origin_not_allowed", message)
     }
 
-    /// 401.
+    /// 401: the API key is missing or wrong.
     pub(crate) fn invalid_api_key(message: impl Into<String>) -> Self {
         Self::request(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
@@ -130,7 +130,7 @@ impl ApiError {
         Self::request(StatusCode::NOT_FOUND, "model_not_found", message).with_param("model")
     }
 
-    /// 405.
+    /// 405: the path does not take the method.
     pub(crate) fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::request(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
     }
@@ -141,7 +141,7 @@ impl ApiError {
         Self::request(StatusCode::REQUEST_TIMEOUT, "request_timeout", message)
     }
 
-    /// 413.
+    /// 413: the body has more bytes than the limit.
     pub(crate) fn body_too_large(limit_bytes: usize) -> Self {
         let message = format!("the body is larger than {} MiB", limit_bytes >> 20);
         Self::request(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)

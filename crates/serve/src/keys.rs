@@ -119,7 +119,7 @@ impl Keys {
         bool::from(is_known).then_some(index as usize)
     }
 
-    /// Whose a key is.
+    /// Who a key's caller is: a number from its digest, or 0 if there is only one key.
     fn caller(&self, index: usize) -> Caller {
         let number = self.digests[index].first_chunk().copied().map_or(0, u64::from_le_bytes);
         Caller(if self.digests.len() > 1 { number } else { 0 })

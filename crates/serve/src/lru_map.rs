@@ -117,7 +117,7 @@ impl<K: Hash + Eq + Clone, V> LruMaps<K, V> {
         map.insert(key, value, bytes);
     }
 
-    /// As [`LruMap::get`].
+    /// The value of the foreground, else of the background; it is used thereby.
     pub(crate) fn get<Q>(&mut self, key: &Q) -> Option<&V>
     where
         K: Borrow<Q>,

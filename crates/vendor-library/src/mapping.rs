@@ -38,7 +38,7 @@ impl MemoryProperties {
     /// Memory of a device as any other.
     pub const PINNED: c_int = 1;
 
-    /// Memory of a device.
+    /// Memory of this kind on a device, for this process alone.
     pub fn on_device(device: c_int, kind: c_int) -> Self {
         let location = Location::of_device(device);
         Self { kind, handle_types: 0, location, windows: std::ptr::null_mut(), flags: [0; 8] }

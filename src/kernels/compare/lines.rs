@@ -12,7 +12,7 @@ pub(super) struct Found {
     pub(super) uses: Option<[u32; 4]>,
     /// Microseconds, and how far the middle half of them is apart.
     pub(super) time: Option<(f64, f64)>,
-    /// Why there is none.
+    /// Why it could not be used or measured; `None` if it could.
     pub(super) why: Option<String>,
 }
 

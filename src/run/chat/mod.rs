@@ -91,7 +91,7 @@ struct Chat<'a> {
     is_at_terminal: bool,
     /// The answer that is being written was stopped.
     is_stopped: Arc<AtomicBool>,
-    /// The system message.
+    /// The system message of `--system`, `/system` or a loaded conversation.
     system: Option<String>,
     conversation: Vec<Turn>,
     /// Answers so far: each draws from random numbers of its own.

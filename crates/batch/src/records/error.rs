@@ -11,7 +11,6 @@ pub(crate) const RESTART_HINT: &str = "give that run's prompts and flags, or dro
 /// Why answers cannot be kept, or not be gone on from.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordsError {
-    /// The system's error.
     #[error("could not keep answers in `{}`", path.display())]
     Io {
         path: PathBuf,

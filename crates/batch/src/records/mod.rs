@@ -207,7 +207,7 @@ impl<T: Serialize + DeserializeOwned> Records<T> {
         &self.header
     }
 
-    /// Number of answers.
+    /// Prompts that have an answer here, those of earlier runs included.
     pub fn n_done(&self) -> usize {
         self.n_done
     }

@@ -24,7 +24,7 @@ pub enum ChatFormatError {
         names.join(" ")
     )]
     NoFormat {
-        /// The missing ones.
+        /// As harmony spells them: `<|start|>`.
         names: Vec<&'static str>,
     },
     #[error(transparent)]

@@ -93,7 +93,7 @@ impl<'a> Conversation<'a> {
 /// How long the model is to think.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Thinking {
-    /// The default.
+    /// The caller sets nothing: harmony takes [`Reasoning::Medium`], a template its own default.
     #[default]
     Usual,
     No,

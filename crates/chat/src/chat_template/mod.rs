@@ -110,7 +110,6 @@ pub struct ChatTemplate {
 /// Errors of chat templates.
 #[derive(Debug, thiserror::Error)]
 pub enum ChatTemplateError {
-    /// It is too long.
     #[error("the chat template has {found} bytes, expected {MAX_TEMPLATE_BYTES} at most")]
     TooLong {
         /// In bytes.
@@ -164,7 +163,6 @@ impl ChatTemplate {
         Ok(template)
     }
 
-    /// The source text.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }

@@ -93,7 +93,6 @@ pub trait Layout: std::fmt::Debug + Send + Sync {
     fn usual_beginning(&self) -> Vec<u32>;
 }
 
-/// Errors of grammars.
 #[derive(Debug, thiserror::Error)]
 pub enum GrammarError {
     /// A tool's schema is invalid, or uses what cannot be enforced.
@@ -209,7 +208,7 @@ struct Compiled {
     digest: [u8; 32],
     matcher: Matcher,
     text: Arc<str>,
-    /// Approximate memory.
+    /// As the trial measured it, or else [`BYTES_PER_BYTE`] for each byte of `text`.
     memory_bytes: u64,
 }
 

@@ -207,13 +207,12 @@ pub fn developer_text(instructions: &str) -> String {
     format!("# Instructions\n\n{instructions}")
 }
 
-/// Errors of harmony.
 #[derive(Debug, thiserror::Error)]
 pub enum HarmonyError {
     /// The vocabulary has no such tokens.
     #[error("the tokenizer lacks the special tokens of harmony: {}", names.join(" "))]
     MissingSpecials {
-        /// The missing ones.
+        /// As harmony spells them: `<|start|>`.
         names: Vec<&'static str>,
     },
     /// Text could not be encoded or an id not be decoded.
@@ -258,20 +257,14 @@ pub struct Harmony {
     end_of_text: Option<u32>,
 }
 
-/// The ids of special tokens.
+/// The ids of special tokens: `start` is that of `<|start|>`, and the others likewise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// `<|start|>`
     pub(crate) start: u32,
-    /// `<|end|>`
     pub(crate) end: u32,
-    /// `<|message|>`
     pub(crate) message: u32,
-    /// `<|channel|>`
     pub(crate) channel: u32,
-    /// `<|constrain|>`
     pub(crate) constrain: u32,
-    /// `<|call|>`
     pub(crate) call: u32,
     /// `<|return|>`
     pub(crate) end_of_answer: u32,

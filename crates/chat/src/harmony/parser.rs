@@ -314,7 +314,7 @@ impl HarmonyParser {
         }
     }
 
-    /// Ordinary bytes.
+    /// Takes the bytes of an ordinary token: text of a message, or a part of its header.
     fn push_bytes(&mut self, bytes: &[u8], events: &mut Vec<ParserEvent>) {
         if let State::Text(message) = &mut self.state {
             let text = self.stream.push(bytes);

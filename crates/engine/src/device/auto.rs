@@ -61,7 +61,7 @@ impl Default for Wanted {
 /// Weights may fill so much of a device that the processor helps; the rest is for keys, values and activations.
 const MOST_FILLED: f64 = 0.8;
 
-/// Examines all GPUs.
+/// Examines the GPUs of every runtime and sorts them: most compute first, of equal ones most free memory first.
 pub fn choose(tables: &TuningTables, wanted: Wanted) -> DeviceChoice {
     let Wanted { model_bytes, least_bytes, most_bytes } = wanted;
     let (mut gpus, mut problems, mut obstacles) = (Vec::new(), Vec::new(), Vec::new());

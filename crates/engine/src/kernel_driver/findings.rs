@@ -17,7 +17,7 @@ const NEWER_KERNEL: &str =
     "a newer kernel, or AMD's `amdgpu-dkms`, may know this GPU; `sudo dmesg | grep amdgpu` says more";
 const CONTAINER: &str = "in a container: start it with `--device=/dev/kfd --device=/dev/dri`";
 
-/// A problem.
+/// Something that keeps this process from using an AMD GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DriverFinding {
     pub what: String,

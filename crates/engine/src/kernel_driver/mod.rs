@@ -47,7 +47,7 @@ pub struct KernelDriver {
     pub(crate) is_loaded: bool,
     /// The version of an amdgpu that does not come with the kernel (`amdgpu-dkms`): only those state one.
     pub(crate) version: Option<String>,
-    /// `/dev/kfd`.
+    /// Whether this process can open `/dev/kfd`.
     pub(crate) kfd: Access,
     /// The GPUs that the driver computes on, in its order.
     pub gpus: Vec<Gpu>,
@@ -67,7 +67,7 @@ impl KernelDriver {
         Self::read(&env::var_os(ROOT).filter(|root| !root.is_empty()).map_or_else(|| "/".into(), PathBuf::from))
     }
 
-    /// Looks below `root`.
+    /// Reads `dev`, `proc` and `sys` below `root`, which is `/` on a real machine.
     pub fn read(root: &Path) -> Self {
         Self::read_with(root, &access::open)
     }

@@ -50,7 +50,7 @@ pub struct CapturedArg {
 }
 
 impl CapturedLaunch {
-    /// Rows of the launch.
+    /// Its `n_tokens`; 1 for a kernel that takes none.
     pub fn n_rows(&self) -> usize {
         self.scalars.get("n_tokens").copied().unwrap_or(1) as usize
     }

@@ -13,7 +13,7 @@ use model::checkpoint::CheckpointError;
 /// What can go wrong between a graph and its launches.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// There is no kernel.
+    /// A kernel could not be chosen, compiled or loaded.
     #[error(transparent)]
     Pipeline(#[from] PipelineError),
     /// An op has no contract, or a broken one.
@@ -30,11 +30,7 @@ pub enum PlanError {
     Memory(#[from] Box<DoesNotFit>),
     /// Weights were to stay in main memory, where the device reads them.
     #[error("could not keep `{name}` in main memory for the device: no {len_bytes} bytes can be pinned")]
-    NotPinned {
-        /// The tensor.
-        name: String,
-        len_bytes: usize,
-    },
+    NotPinned { name: String, len_bytes: usize },
     #[error("could not run `{label}`")]
     Device {
         /// The node, or what was being done.

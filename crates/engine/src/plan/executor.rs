@@ -145,7 +145,6 @@ impl Executor {
         self.sites.host.as_ref().map(|host| &*host.pipeline)
     }
 
-    /// The memory plan.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }
@@ -160,7 +159,7 @@ impl Executor {
         self.weights_time
     }
 
-    /// Launches of a step.
+    /// Kernel launches of one step of this shape, summed over the graph's segments.
     pub fn n_launches(&self, shape: StepShape) -> usize {
         let of = |segment: &Segment| {
             let streamed = segment.streamed_in(shape).map(|streamed| &streamed.segment);

@@ -7,7 +7,6 @@ use crate::graph::placement::Streaming;
 
 /// Step sizes, and the graph's memory besides weights and activations.
 pub(crate) struct ExecutorOptions {
-    /// Sizes of steps.
     pub(crate) limits: StepLimits,
     /// External tensors that lie in memory of others: those of the role [`crate::graph::Role::Shared`].
     pub(crate) shared: Vec<(String, BufferView)>,

@@ -16,7 +16,6 @@ use kernel::tuning::table::APART;
 #[derive(Clone, Debug)]
 pub struct Overruled {
     pub template: Arc<Template>,
-    /// What overrules it.
     pub by: Overruling,
     /// Where: steps of a kind with this many rows, from the first number to the last.
     pub ranges: Vec<(StepKind, usize, usize)>,

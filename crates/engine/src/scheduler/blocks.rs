@@ -179,7 +179,7 @@ impl BlockTables {
         Some((pool.group, block as usize))
     }
 
-    /// Free blocks.
+    /// Blocks that have neither a holder nor a key; 0 without a pool.
     pub(crate) fn n_free(&self) -> usize {
         self.pool.as_ref().map_or(0, |pool| pool.free.len())
     }

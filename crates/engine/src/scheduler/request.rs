@@ -18,7 +18,6 @@ pub struct Request {
     pub max_new_tokens: usize,
     /// Generation ends after one of these.
     pub stop: Vec<u32>,
-    /// Sampling.
     pub sampling: Sampling,
     /// Changes of logits before sampling.
     pub changes: LogitChanges,
@@ -135,7 +134,7 @@ pub enum FinishReason {
     Stop,
     /// It reached its token limit, or its mask allows no next token.
     Length,
-    /// It was cancelled.
+    /// The caller cancelled it.
     Cancelled,
 }
 

@@ -45,16 +45,13 @@ impl Sampling {
     }
 }
 
-/// Sampling settings of a request; `None` is the default.
+/// Sampling settings of a request, each as in [`Sampling`] unless noted; `None` is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
 pub struct SamplingWishes {
-    /// See [`Sampling`].
     pub temperature: Option<f32>,
-    /// See [`Sampling`].
     pub top_p: Option<f32>,
     /// See [`Sampling`]; less than 0 keeps all too.
     pub top_k: Option<i64>,
-    /// See [`Sampling`].
     pub min_p: Option<f32>,
     /// See [`Sampling`], whose bits these are; clients use -1 for none.
     pub seed: Option<i64>,

@@ -22,7 +22,6 @@ use calls::CudaCalls;
 use context::Context;
 pub use devices::CudaRuntime;
 
-/// An NVIDIA GPU.
 pub type CudaDriver = Gpu<CudaChip>;
 
 /// The first release of CUDA whose graphs say when a kernel may begin (`cudaGraphKernelNodePortProgrammatic`
@@ -33,7 +32,7 @@ const EARLY_IN_GRAPHS: (u32, u32) = (12, 3);
 pub struct CudaChip {
     facts: DeviceFacts,
     context: Arc<Context>,
-    /// Opened on demand.
+    /// Opened when the power is first asked for; `None` inside if it cannot be.
     meter: OnceLock<Option<PowerMeter>>,
 }
 

@@ -18,7 +18,6 @@ use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::HipCalls;
 pub use devices::{HipLibrary, HipRuntime, end_process, mapped_file};
 
-/// An AMD GPU.
 pub type HipDriver = Gpu<HipChip>;
 
 /// The facts about an AMD GPU.

@@ -61,7 +61,7 @@ pub(crate) trait Calls: Send + Sync {
     unsafe fn copy_on_device(&self, to: u64, from: u64, len_bytes: usize, stream: Handle) -> Called;
 
     unsafe fn fill_bytes(&self, address: u64, byte: u8, len_bytes: usize, stream: Handle) -> Called;
-    /// Writes `n` words.
+    /// Writes `value` to `n` words of four bytes.
     unsafe fn fill(&self, address: u64, value: u32, n: usize, stream: Handle) -> Called;
 
     /// The device's number.

@@ -35,7 +35,7 @@ pub(super) extern "C" fn access(context: *mut Context, begin: usize, what: u32, 
     access_watched(context, begin, what, pc);
 }
 
-/// The same, counted.
+/// [`access`], which also counts it in [`traffic`] unless it is to the thread's own stack.
 pub(super) extern "C" fn counted_access(context: *mut Context, begin: usize, what: u32, pc: usize) {
     // SAFETY: as in `access`.
     let (thread, [stack, stack_bytes]) = unsafe { ((*(*context).thread).index, (*(*context).thread).stack) };

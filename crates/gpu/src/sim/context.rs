@@ -95,7 +95,7 @@ impl Stamp {
     const THREAD_SHIFT: u32 = 8;
     const BLOCK_SHIFT: u32 = 18;
     const TIME_SHIFT: u32 = 42;
-    /// Bytes of the cell.
+    /// Which bytes of the cell were accessed, a bit each.
     pub(crate) const MASK: u64 = 15;
     /// Whether it stands for several lanes of its wave, or several waves of its block.
     pub(crate) const LANES: u64 = 16;

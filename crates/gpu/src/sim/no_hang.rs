@@ -16,10 +16,8 @@ impl Noted {
 /// Says which block runs on this thread.
 pub(super) fn note_block(_: *const Context, _: [usize; 2]) {}
 
-/// Finds nothing.
 pub fn stop_and_look(_: &str) -> Option<GpuError> {
     None
 }
 
-/// Does nothing.
 pub fn catch_signals() {}

@@ -33,7 +33,7 @@ pub(super) struct Object {
     _library: Loaded,
 }
 
-/// A variable in LDS.
+/// A variable in LDS: the addresses that it takes in this process.
 #[derive(Clone, Debug)]
 pub(super) struct Lds {
     pub(crate) begin: usize,

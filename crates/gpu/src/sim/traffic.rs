@@ -26,7 +26,7 @@ pub enum Space {
 /// Accesses of waves in one place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Accesses of a wave.
+    /// How many: one access of all lanes of a wave counts once.
     pub n: u64,
     /// Of LDS the cycles that its banks take, of other memory the lines that are touched.
     pub taken: u64,

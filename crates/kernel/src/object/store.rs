@@ -53,7 +53,6 @@ pub struct Loaded {
 pub enum ObjectOrigin {
     /// From the cache, perhaps because another process compiled it a moment ago.
     Cache,
-    /// From a bundle.
     Bundle,
     /// Compiled by this process.
     Compiled,
@@ -133,7 +132,7 @@ pub struct MissingKernel {
     pub label: String,
     /// As `kernels plan` has them: `tile_n=6 tile_r=4`.
     pub params: String,
-    /// The full target id.
+    /// The full target id, as the compiler gets it: `gfx90a:sramecc+:xnack-`.
     pub target: String,
 }
 
@@ -263,17 +262,14 @@ impl Store {
         Self { retry_failed, ..self }
     }
 
-    /// The bundles below.
     pub fn bundles(&self) -> &Bundles {
         &self.bundles
     }
 
-    /// The cache below.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
-    /// The compilers below.
     pub fn compiler(&self) -> &Compilers {
         &self.compiler
     }

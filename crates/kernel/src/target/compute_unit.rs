@@ -30,7 +30,6 @@ pub struct ComputeUnit {
 #[serde(deny_unknown_fields)]
 pub struct Product {
     pub name: String,
-    /// Compute units.
     pub compute_units: u32,
     /// The highest clock, in MHz.
     pub clock_mhz: u32,

@@ -25,7 +25,6 @@ pub enum Language {
 }
 
 impl Language {
-    /// Every language.
     pub const ALL: [Self; 2] = [Self::C, Self::Hip];
 
     /// The name used in tables and messages.

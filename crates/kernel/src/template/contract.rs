@@ -157,9 +157,7 @@ impl Tolerance {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Numerics {
-    /// At precision `f32`.
     pub(crate) f32: Tolerance,
-    /// At precision `bf16`.
     pub(crate) bf16: Tolerance,
 }
 

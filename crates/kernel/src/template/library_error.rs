@@ -18,7 +18,6 @@ pub enum LibraryError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -43,13 +42,7 @@ pub enum LibraryError {
     NoFrontMatter { place: Place },
     /// Something declared is not as it must be.
     #[error("{place}: {item}: expected {expected}, found {found}")]
-    Declaration {
-        place: Place,
-        item: String,
-        /// The expected value.
-        expected: String,
-        found: String,
-    },
+    Declaration { place: Place, item: String, expected: String, found: String },
     /// An invalid expression.
     #[error(transparent)]
     Expression(#[from] ExpressionError),
@@ -81,18 +74,14 @@ pub enum LibraryError {
     Twice {
         /// The later line.
         place: Place,
-        /// What is declared.
+        /// As messages name it: the parameter `tile_n`.
         item: String,
         /// The earlier line.
         first: Place,
     },
     /// Front matter uses a file that is nowhere.
     #[error("{place}: uses `{name}`, which is in the `lib/` of none of the template folders")]
-    NoUse {
-        place: Place,
-        /// The file asked for.
-        name: String,
-    },
+    NoUse { place: Place, name: String },
     /// A template includes a file that is nowhere.
     #[error("{place}: includes `{name}`, which is in none of the template folders")]
     NoInclude { place: Place, name: String },
@@ -135,7 +124,6 @@ pub enum LibraryError {
     Broken {
         /// The file's path below its folder.
         name: String,
-        /// The problem.
         #[source]
         source: Arc<LibraryError>,
     },

@@ -55,7 +55,6 @@ pub struct Template {
     pub ops: Vec<String>,
     /// The file's name without its extension.
     pub variant: String,
-    /// Its language.
     pub language: Language,
     pub file: SourceFile,
     /// Where files of the same name lie that this one hides.
@@ -152,9 +151,7 @@ pub struct Resources {
 /// Tolerances that replace the op's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct NumericsOverride {
-    /// At precision `f32`.
     pub(crate) f32: Option<Tolerance>,
-    /// At precision `bf16`.
     pub(crate) bf16: Option<Tolerance>,
 }
 

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 
 use format::Dtype;
 
-/// Precision of sums.
+/// How kernels sum, and the type that activations are stored in: `--precision` sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {
@@ -55,7 +55,6 @@ pub struct Problem {
     pub flags: BTreeMap<String, bool>,
     /// The contract's `[dtypes]`.
     pub dtypes: BTreeMap<String, Dtype>,
-    /// Precision of sums.
     pub precision: Precision,
     /// Of a run, the tensors between its ops that others need: `rmsnorm.y`.
     pub keeps: BTreeSet<String>,

@@ -104,11 +104,7 @@ pub enum RenderError {
     },
     /// The problem does not give what the contract declares.
     #[error("the problem for `{label}` does not agree with op.toml: {problem}")]
-    Problem {
-        label: String,
-        /// The disagreement.
-        problem: ProblemError,
-    },
+    Problem { label: String, problem: ProblemError },
     /// The parameters are refused.
     #[error(transparent)]
     Params(#[from] ParamsError),
@@ -129,7 +125,6 @@ pub enum RenderError {
     Bounds {
         label: String,
         place: Place,
-        /// The exceeded limit.
         #[source]
         source: Arc<BoundedError>,
     },

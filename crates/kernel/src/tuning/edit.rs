@@ -22,7 +22,7 @@ pub struct NewRow {
     /// The op, or the ops of a fused run joined by `+`.
     pub op: String,
     pub facts: Facts,
-    /// The token counts.
+    /// The numbers of tokens that it applies to.
     pub tokens: Tokens,
     /// For steps of this kind; of either where it says none.
     pub step: Option<StepKind>,

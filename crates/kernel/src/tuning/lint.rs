@@ -19,7 +19,6 @@ pub struct LintFinding {
     pub text: String,
 }
 
-/// Kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FindingKind {
     /// Two rows apply at once, or a file cannot be read for another reason: it is not used.

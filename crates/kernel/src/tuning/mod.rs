@@ -72,7 +72,6 @@ pub enum TuningError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -80,7 +79,6 @@ pub enum TuningError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },

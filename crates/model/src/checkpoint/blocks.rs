@@ -31,7 +31,7 @@ struct Fields {
 enum Source {
     /// Its values, as they are wanted.
     At(usize),
-    /// Bits of codes.
+    /// The upper bits of codes whose lower bits are [`Layout::codes`].
     High(Fields),
     /// Factors, packed, which the function writes a byte each.
     Factors(fn(&[u8], &mut [u8])),

@@ -25,7 +25,6 @@ const QUANTIZED: [&str; 2] = ["fp8", "compressed-tensors"];
 /// What is wrong with a `config.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigFileError {
-    /// It is too long.
     #[error("the file has {found} bytes, expected {MAX_BYTES} at most")]
     TooLong { found: usize },
     #[error("the file is not JSON")]
@@ -33,7 +32,7 @@ pub enum ConfigFileError {
     /// A key that a model needs is not there, under none of its names.
     #[error("`{}` is missing", keys.join("` or `"))]
     Missing {
-        /// The possible keys.
+        /// Its names, of which one is enough.
         keys: Vec<String>,
     },
     /// A value of another type, or one that the program does not compute.

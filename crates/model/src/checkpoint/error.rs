@@ -22,7 +22,6 @@ pub enum CheckpointError {
     #[error("could not read checkpoint `{}`", path.display())]
     File {
         path: PathBuf,
-        /// The problem.
         #[source]
         source: Box<CheckpointError>,
     },
@@ -30,7 +29,6 @@ pub enum CheckpointError {
     #[error("could not read its file `{}`", path.display())]
     Part {
         path: PathBuf,
-        /// The problem.
         #[source]
         source: Box<CheckpointError>,
     },
@@ -49,7 +47,6 @@ pub enum CheckpointError {
     Header {
         /// Where the value lies in the file.
         offset: usize,
-        /// The problem.
         #[source]
         source: ConfigError,
     },

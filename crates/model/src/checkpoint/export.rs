@@ -59,7 +59,7 @@ impl<'a> BinFile<'a> {
         self.parameters
     }
 
-    /// Size of the file.
+    /// Size of the file to be written, in bytes.
     pub fn len_bytes(&self) -> u64 {
         HEADER_BYTES as u64 + self.parameters * self.dtype.len_bytes(1) as u64
     }

@@ -12,7 +12,7 @@ use format::Dtype;
 /// Rows and columns of a block that has a scale of its own.
 const BLOCK: usize = 128;
 
-/// The largest number.
+/// The largest finite e4m3 number.
 pub(super) const LARGEST: f32 = 448.0;
 
 /// What the numbers of a matrix are to be multiplied by.

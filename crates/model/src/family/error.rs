@@ -18,13 +18,7 @@ pub enum FamilyError {
     },
     /// Something is not as it must be.
     #[error("{place}: {item}: expected {expected}, found {found}")]
-    Declaration {
-        place: Place,
-        item: String,
-        /// The expected value.
-        expected: String,
-        found: String,
-    },
+    Declaration { place: Place, item: String, expected: String, found: String },
     /// An invalid expression.
     #[error(transparent)]
     Expression(#[from] ExpressionError),

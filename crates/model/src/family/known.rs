@@ -24,7 +24,6 @@ pub struct Broken {
     pub path: PathBuf,
     /// What it is called, which may be a family's name.
     pub name: String,
-    /// The problem.
     pub error: FamilyError,
 }
 

@@ -11,7 +11,6 @@ pub struct Limit<'a> {
 }
 
 impl Limit<'_> {
-    /// No limit.
     pub const NONE: Limit<'static> = Limit { max_tokens: usize::MAX, is_wanted: &|| true };
 
     /// Checks whether to go on after `n_tokens` tokens.

@@ -82,7 +82,6 @@ pub enum TokenizerError {
     #[error("could not use tokenizer `{}`", path.display())]
     File {
         path: PathBuf,
-        /// The problem.
         #[source]
         source: Box<TokenizerError>,
     },

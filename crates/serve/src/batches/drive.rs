@@ -52,7 +52,7 @@ pub(super) struct KeptAnswer {
 }
 
 impl KeptAnswer {
-    /// In its file.
+    /// Bytes that it takes in its file: the line and the line break.
     fn len_bytes(&self) -> u64 {
         self.line.len() as u64 + 1
     }

@@ -198,7 +198,7 @@ impl Front {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Cancels a request.
+    /// Has the replica that runs the request cancel it. A request without a replica ends here.
     fn cancel(&self, key: u64) {
         let mut state = self.state();
         let State { places, requests, .. } = &mut *state;

@@ -97,7 +97,7 @@ impl Stored {
 /// A part of a list, as the API pages through lists.
 #[derive(Clone, Debug, Default, serde::Deserialize)]
 pub(crate) struct Page {
-    /// 1 to 100 items.
+    /// Items at most, clamped to 1 to 100; `None` is 20.
     pub(crate) limit: Option<usize>,
     /// `asc`, or `desc`: the last item first.
     pub(crate) order: Option<String>,

@@ -32,11 +32,11 @@ pub const CONTEXT_TOKENS: usize = 4000;
 #[derive(Clone, Debug, Default)]
 pub struct ScriptedAnswer {
     pub ids: Vec<u32>,
-    /// Fails behind them.
+    /// The engine fails after the last id.
     pub fails: bool,
     /// Asks the mask of each.
     pub is_checked: bool,
-    /// Comes to no end.
+    /// The generation does not end after the last id.
     pub hangs: bool,
     /// Gets its slot only when [`Scripted::go_on`] is called.
     pub is_late: bool,

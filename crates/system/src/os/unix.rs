@@ -152,7 +152,7 @@ impl Ender {
         Some(Self { process: pidfd_open(Pid::from_child(child), PidfdFlags::empty()).ok()? })
     }
 
-    /// None.
+    /// `None`: only Linux has handles of processes.
     #[cfg(not(target_os = "linux"))]
     pub fn of(_: &Child) -> Option<Self> {
         None

@@ -221,7 +221,7 @@ impl CommandExt for Command {
 /// What a process may have of something: all of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resource {
-    /// Memory.
+    /// Address space, in bytes.
     As,
     /// A file with its memory, when it dies.
     Core,
@@ -286,7 +286,7 @@ pub fn sync_folder(_: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Does nothing.
+/// Would drop the file from the system's page cache; only Linux does.
 pub fn forget_read(_: &File) {}
 
 /// Standard error as a file of its own.
@@ -364,19 +364,17 @@ pub fn socket_of_parent() -> io::Result<Socket> {
     Err(no_socket())
 }
 
-/// Limits nothing.
+/// Would limit a running child, in seconds; only Linux does.
 pub fn limit_processor_time(_: &Child, _: u64) {}
 
 /// Ends a child from another thread; not available here.
 pub enum Ender {}
 
 impl Ender {
-    /// None.
     pub fn of(_: &Child) -> Option<Self> {
         None
     }
 
-    /// Kills the child.
     pub fn end(&self) {
         match *self {}
     }

@@ -36,7 +36,7 @@ pub struct MachineLimits {
 /// Why the limits could not be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitsError {
-    /// There is no kernel.
+    /// A kernel could not be chosen, compiled or loaded.
     #[error(transparent)]
     Kernel(#[from] PipelineError),
     #[error(transparent)]

@@ -91,7 +91,7 @@ enum MatrixUse {
     Unembedding,
 }
 
-/// Rows of a step.
+/// What the rows of a step are to each other.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Rows {
     /// One row of each sequence.

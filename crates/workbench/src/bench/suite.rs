@@ -3,7 +3,7 @@
 use engine::Sizes;
 use kernel::target::Target;
 
-/// A kind of workload.
+/// A kind of workload, as `bench --work` names it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Kind {
     /// A prompt, up to its first token

@@ -82,7 +82,7 @@ impl Marked {
         Some(Self { kernel, places: marked.into_iter().map(|(one, line)| (line, one.part)).collect() })
     }
 
-    /// Adds what ran.
+    /// Notes in `to` what ran: `ran[i]` says whether mark `i` was passed.
     pub(super) fn add(&self, ran: &[bool], to: &mut Lines) {
         for (&(line, part), ran) in self.places.iter().zip(ran) {
             *to.entry(line).or_default().entry(part).or_default() |= ran;

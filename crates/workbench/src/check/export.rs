@@ -38,11 +38,7 @@ pub enum ExportError {
     },
     /// The system refuses a file.
     #[error("could not write `{}`: {error}", path.display())]
-    Io {
-        path: PathBuf,
-        /// The system's error.
-        error: io::Error,
-    },
+    Io { path: PathBuf, error: io::Error },
 }
 
 /// The file `case.json`. Every file that it names lies beside it; numbers in files are little-endian.

@@ -58,7 +58,6 @@ pub struct Children {
 #[error("could not run kernels in a process of their own, `{}`", program.display())]
 pub struct ChildError {
     program: PathBuf,
-    /// The system's error.
     #[source]
     source: Arc<io::Error>,
 }

@@ -23,7 +23,7 @@ pub(super) fn may_be(library: &Library, template: &Template) -> bool {
 }
 
 impl Unseen {
-    /// One line of a file.
+    /// One line; `file` is empty for the template's own.
     pub(super) fn of(file: &str, line: usize) -> Self {
         Self(BTreeMap::from([(file.to_owned(), BTreeSet::from([line]))]))
     }
@@ -101,7 +101,7 @@ impl Unseen {
     }
 }
 
-/// Who compiles.
+/// Which compiler reads the text: the GPU's or the simulator's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Who {
     Gpu,
@@ -128,7 +128,7 @@ const NVIDIA: [&str; 4] = ["__CUDACC__", "__CUDACC_RTC__", "__CUDA_ARCH__", "__N
 struct Words<'a> {
     who: Who,
     target: &'a Target,
-    /// Of the text.
+    /// Macros that the text defines. The outer `None`: it is unknown whether it does; the inner: its value is unknown.
     own: BTreeMap<String, Option<Option<i64>>>,
 }
 
@@ -176,7 +176,7 @@ struct Branch {
     outer: Option<bool>,
     /// An earlier branch of it was taken.
     was: Option<bool>,
-    /// This one is.
+    /// The part that is being read is taken.
     is: Option<bool>,
 }
 

@@ -45,11 +45,7 @@ pub enum Wrong {
     },
     /// The object is not what its contract says, or uses more than its template allows.
     #[error("the object for {target}: {error}{}", if error.is_of_arguments() { "\n  `{{ signature }}` writes the kernel's head from the contract" } else { "" })]
-    Object {
-        target: String,
-        /// The problem.
-        error: Arc<ObjectError>,
-    },
+    Object { target: String, error: Arc<ObjectError> },
     /// A shape or a launch expression does not evaluate.
     #[error(transparent)]
     Expression(#[from] ExpressionError),

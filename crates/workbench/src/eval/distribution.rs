@@ -15,7 +15,7 @@ pub struct Distribution<'a> {
 /// A logit that is a NaN or infinite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotANumber {
-    /// Whose it is.
+    /// The token id whose logit it is.
     pub id: usize,
 }
 

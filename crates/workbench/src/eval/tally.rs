@@ -18,12 +18,15 @@ pub struct Scored {
 /// What the rows of a window are compared with.
 #[derive(Clone, Copy, Debug)]
 pub enum Base<'a> {
-    /// Nothing.
     None,
     /// Logits of the same positions, as those that are scored.
     Logits(&'a [f32]),
     /// A window of a file, from this one of its scored positions on.
-    File { file: &'a BaseFile, window: usize, first: usize },
+    File {
+        file: &'a BaseFile,
+        window: usize,
+        first: usize,
+    },
 }
 
 /// Scores tokens.

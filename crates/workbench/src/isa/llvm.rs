@@ -46,7 +46,6 @@ pub enum LlvmError {
     #[error("could not run `{}`", program.display())]
     Start {
         program: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },

@@ -36,7 +36,6 @@ enum Pipe {
     Lds,
     /// Loads and stores of memory.
     Memory,
-    /// The matrix unit.
     Matrix,
 }
 

@@ -103,7 +103,6 @@ pub struct Machine<'a> {
     pub arch: &'a str,
     /// Lanes of a wave.
     pub wave_size: u32,
-    /// Its compute unit.
     pub compute_unit: &'a ComputeUnit,
     pub product: &'a Product,
 }

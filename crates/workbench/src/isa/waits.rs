@@ -17,7 +17,6 @@ const VECTOR_LATENCY: f64 = 5.0;
 /// The same of `v_exp`, `v_rcp` and their kin.
 const SPECIAL_LATENCY: f64 = 10.0;
 
-/// All of these.
 #[cfg(test)]
 pub(crate) const CONSTANTS: [f64; 3] = [SHORT_LATENCY, VECTOR_LATENCY, SPECIAL_LATENCY];
 

@@ -14,7 +14,7 @@ pub struct Measured {
     pub op: String,
     /// Dims of the problem; those left out may be any.
     pub dims: BTreeMap<String, u32>,
-    /// Rows.
+    /// Token rows of the launch.
     pub n_tokens: u32,
     /// What the rows are to each other.
     pub step: StepKind,

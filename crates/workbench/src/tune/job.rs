@@ -50,7 +50,7 @@ pub struct Piece {
     pub problem: usize,
     /// What the rows are to each other, for ops that look at positions; of others the kind of step that has so many.
     pub step: StepKind,
-    /// Rows.
+    /// Token rows of the launch.
     pub n_tokens: u32,
 }
 

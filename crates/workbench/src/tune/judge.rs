@@ -43,7 +43,7 @@ pub enum JudgeError {
     /// Its inputs cannot be had, or do not fit the device.
     #[error("{0}")]
     Piece(String),
-    /// The judge is gone.
+    /// It can judge no kernel any more; the text says why.
     #[error("{0}")]
     Gone(String),
     /// Its time was over before it had judged all of them.

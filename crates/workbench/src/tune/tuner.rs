@@ -72,7 +72,7 @@ pub enum TuneError {
     /// The cache cannot be used.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// The judge is gone.
+    /// The judge cannot judge a piece, or cannot go on.
     #[error(transparent)]
     Judge(#[from] JudgeError),
     /// What was said cannot be kept.

@@ -51,7 +51,7 @@ pub(super) struct Scan {
 }
 
 impl Scan {
-    /// Within an object.
+    /// A scan that begins behind an object's `{`.
     pub(crate) fn in_object() -> Self {
         Self { depth: 1, ..Self::default() }
     }

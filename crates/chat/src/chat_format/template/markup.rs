@@ -78,7 +78,7 @@ fn usual_arguments() -> Vec<String> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct MarkupFile {
-    /// For people.
+    /// Text for people: checked to be there, and unused.
     #[serde(rename = "about")]
     _about: String,
     when: Vec<When>,

@@ -30,7 +30,6 @@ pub(crate) const N_TOP: usize = 20;
 /// What the forward pass depends on besides the model's dimensions.
 #[derive(Clone, Debug)]
 pub struct ForwardOptions {
-    /// Precision of sums.
     pub precision: Precision,
     /// Most rows of a step.
     pub max_rows: usize,
@@ -55,13 +54,11 @@ pub struct Strides {
     pub parts: usize,
     /// Of `sums`: a share of a sum.
     pub sums: usize,
-    /// Of `summed`.
     pub summed: usize,
     /// Of `parts.logits`.
     pub(crate) logits: usize,
     /// Of `parts.candidate`.
     pub(crate) candidates: usize,
-    /// Of `arrived`.
     pub arrived: usize,
 }
 

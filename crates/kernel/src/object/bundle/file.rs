@@ -232,7 +232,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// A part of a file.
+/// The bytes `at..end` of a file; reading moves `at`.
 struct Section<'a> {
     file: &'a File,
     at: u64,

@@ -29,7 +29,7 @@ pub struct CacheEntry {
     pub digest: Digest,
     /// The compiled code: the bytes that were checked, to be loaded from memory.
     pub object: Arc<[u8]>,
-    /// Its records.
+    /// What its `meta.toml` holds.
     pub meta: Arc<Meta>,
     /// Its folder, unless it lives in memory alone.
     pub dir: Option<PathBuf>,
@@ -207,7 +207,6 @@ pub enum Damage {
     Unreadable {
         /// Which file; `.` is the entry, `..` the folder above it.
         file: &'static str,
-        /// The system's error.
         #[source]
         source: io::Error,
     },

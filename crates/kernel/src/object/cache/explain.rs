@@ -28,7 +28,7 @@ pub enum Explanation {
     Damaged {
         /// The digest of the key.
         digest: Digest,
-        /// The problem.
+        /// The error and its causes, in one line.
         why: String,
     },
     /// It is not there; this comes nearest.
@@ -42,7 +42,7 @@ pub enum Explanation {
 #[derive(Clone, Debug)]
 pub struct Nearest {
     pub digest: Digest,
-    /// Its own records.
+    /// What its `meta.toml` holds.
     pub meta: Meta,
     /// Where the keys differ.
     pub differences: Vec<Difference>,

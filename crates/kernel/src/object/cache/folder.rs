@@ -28,7 +28,6 @@ pub enum CacheError {
     #[error("could not open the cache folder `{}`", path.display())]
     Open {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -43,7 +42,6 @@ pub enum CacheError {
     #[error("could not read `{}`", path.display())]
     Read {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },
@@ -51,7 +49,6 @@ pub enum CacheError {
     #[error("could not write `{}`", path.display())]
     Write {
         path: PathBuf,
-        /// The system's error.
         #[source]
         source: io::Error,
     },

@@ -80,7 +80,6 @@ pub enum CompileError {
     NotStarted {
         /// The worker, or the loader that starts it.
         program: PathBuf,
-        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },
@@ -88,7 +87,6 @@ pub enum CompileError {
     #[error("could not use the temporary folder `{}`", .folder.display())]
     Folder {
         folder: PathBuf,
-        /// The system's error.
         #[source]
         source: Arc<io::Error>,
     },

@@ -70,7 +70,7 @@ impl Stated {
 /// What a compiler made. What it printed is captured by the parent; `log` holds what it returned besides.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompileOutput {
-    /// The object's bytes.
+    /// The compiled code. A worker's answer has it after the JSON, not in it.
     #[serde(skip)]
     pub object: Vec<u8>,
     pub log: String,
@@ -82,7 +82,7 @@ pub struct CompileOutput {
     pub(crate) files: Vec<PathBuf>,
 }
 
-/// No object.
+/// A compile that made no object.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     pub(crate) how: How,

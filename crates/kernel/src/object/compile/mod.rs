@@ -121,7 +121,6 @@ impl Request {
 /// The result of a compile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// The object's bytes.
     pub object: Vec<u8>,
     /// Warnings, and what else the compiler printed.
     pub log: String,

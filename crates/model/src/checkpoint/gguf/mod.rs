@@ -73,7 +73,7 @@ pub enum GgufError {
     /// It does not begin as a GGUF file does.
     #[error("the file begins with {found:02x?}, expected `GGUF`")]
     Magic {
-        /// Its first bytes.
+        /// Its first four bytes.
         found: Vec<u8>,
     },
     /// Another version of the format, or the other byte order.
