@@ -230,6 +230,7 @@ impl Source {
         self.lines.is_empty()
     }
 
+    /// How the prompts are written in the file.
     pub fn format(&self) -> PromptFormat {
         self.format
     }

@@ -58,6 +58,7 @@ pub struct PrefixCache {
 }
 
 impl PrefixCache {
+    /// No prefix cache: a prompt reuses nothing of earlier ones.
     pub const OFF: Self = Self::new(0);
 
     /// This many snapshots, at the default distance, and the blocks that the slots leave.

@@ -166,10 +166,12 @@ impl Pipeline {
         Ok(self.driver.memory()?.map(capped))
     }
 
+    /// Which template and parameters each problem gets on this target.
     pub fn chooser(&self) -> &Chooser {
         &self.chooser
     }
 
+    /// The templates and contracts that kernels are chosen from.
     pub fn library(&self) -> &Library {
         self.chooser.library()
     }
@@ -184,6 +186,7 @@ impl Pipeline {
         &self.store
     }
 
+    /// The device that kernels are loaded on.
     pub fn driver(&self) -> &dyn Driver {
         &*self.driver
     }

@@ -15,6 +15,7 @@ pub enum StepKind {
 }
 
 impl StepKind {
+    /// Every kind of step.
     pub const ALL: [Self; 2] = [Self::Decode, Self::Mixed];
 
     /// The name in tables and messages.

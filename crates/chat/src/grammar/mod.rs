@@ -93,6 +93,7 @@ pub trait Layout: std::fmt::Debug + Send + Sync {
     fn usual_beginning(&self) -> Vec<u32>;
 }
 
+/// Why a request cannot be held to its tools or its schema.
 #[derive(Debug, thiserror::Error)]
 pub enum GrammarError {
     /// A tool's schema is invalid, or uses what cannot be enforced.

@@ -207,6 +207,7 @@ pub fn developer_text(instructions: &str) -> String {
     format!("# Instructions\n\n{instructions}")
 }
 
+/// Why a conversation cannot be written in harmony, or an answer in it cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum HarmonyError {
     /// The vocabulary has no such tokens.

@@ -145,6 +145,7 @@ impl Executor {
         self.sites.host.as_ref().map(|host| &*host.pipeline)
     }
 
+    /// What the weights, the KV cache and the workspaces take on the device, in bytes.
     pub fn memory_plan(&self) -> &MemoryPlan {
         &self.memory_plan
     }

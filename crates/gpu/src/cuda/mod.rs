@@ -22,6 +22,7 @@ use calls::CudaCalls;
 use context::Context;
 pub use devices::CudaRuntime;
 
+/// An NVIDIA GPU, driven through the CUDA driver.
 pub type CudaDriver = Gpu<CudaChip>;
 
 /// The first release of CUDA whose graphs say when a kernel may begin (`cudaGraphKernelNodePortProgrammatic`

@@ -18,6 +18,7 @@ use crate::{DeviceFacts, GpuError, GpuRuntime};
 use calls::HipCalls;
 pub use devices::{HipLibrary, HipRuntime, end_process, mapped_file};
 
+/// An AMD GPU, driven through HIP.
 pub type HipDriver = Gpu<HipChip>;
 
 /// The facts about an AMD GPU.

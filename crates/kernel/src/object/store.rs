@@ -262,14 +262,17 @@ impl Store {
         Self { retry_failed, ..self }
     }
 
+    /// Objects that were compiled ahead; they are looked up before the cache.
     pub fn bundles(&self) -> &Bundles {
         &self.bundles
     }
 
+    /// The cache folder, where compiled objects stay from run to run.
     pub fn cache(&self) -> &Cache {
         &self.cache
     }
 
+    /// The compilers for objects that are in neither.
     pub fn compiler(&self) -> &Compilers {
         &self.compiler
     }

@@ -25,6 +25,7 @@ pub enum Language {
 }
 
 impl Language {
+    /// The languages that templates can be written in.
     pub const ALL: [Self; 2] = [Self::C, Self::Hip];
 
     /// The name used in tables and messages.

@@ -19,6 +19,7 @@ pub struct LintFinding {
     pub text: String,
 }
 
+/// What `tune lint` can find about a row or a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FindingKind {
     /// Two rows apply at once, or a file cannot be read for another reason: it is not used.

@@ -11,6 +11,7 @@ pub struct Limit<'a> {
 }
 
 impl Limit<'_> {
+    /// A text may have any number of tokens, and nobody abandons it.
     pub const NONE: Limit<'static> = Limit { max_tokens: usize::MAX, is_wanted: &|| true };
 
     /// Checks whether to go on after `n_tokens` tokens.
