@@ -12,6 +12,7 @@ const ALTERNATIVES: [&[&str]; 4] = [
     &[
         "lib/host/dot_f32.c.j2",
         "lib/host/dot_bf16.c.j2",
+        "lib/host/dot_blocks.c.j2",
         "lib/host/dot_mxfp4.c.j2",
         "lib/host/dot_mxfp4_avx2.c.j2",
         "lib/host/dot_mxfp4_vnni.c.j2",
