@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use chat::chat_format::specials::Specials;
 use chat::chat_format::{Besides, Has, Prompts, Word, choose};
-use chat::grammar::{AnswerFormat, Grammars, ToolChoice, Wanted};
+use chat::grammar::{AnswerFormat, Grammars, Thoughts, ToolChoice, Wanted};
 use common::Loaded;
 use engine::scheduler::{Request, Sampling};
 use model::tokenizer::Tokenizer;
@@ -114,7 +114,7 @@ fn masks() -> Result<(), Box<dyn Error>> {
         tools: vec![],
         choice: ToolChoice::None,
         format: Some(AnswerFormat::Schema(schema)),
-        reasoning: false,
+        thoughts: Thoughts::None,
     };
     let answer = r#"<|channel|>final <|constrain|>json<|message|>{"name": "Ada Lovelace", "age": 36}<|return|>"#;
     let answer = tokenizer.encode_with_specials(answer.as_bytes())?;
