@@ -11,8 +11,8 @@ use std::{fs, io};
 
 use toml_edit::{DocumentMut, Item, Value};
 
-use super::TuningError;
 use super::table::{Fact, Facts, Provenance, Table, Tokens, TuningRow};
+use super::{TuningError, lists};
 use crate::step::StepKind;
 use system::new_file::NewFile;
 
@@ -54,7 +54,7 @@ pub struct Proof {
 }
 
 /// Between the positions of two tables of a text there is room for this many new ones.
-const ROOM: isize = 1 << 20;
+pub(super) const ROOM: isize = 1 << 20;
 
 /// The text of a table with these rows in it, in the place of those that they cover.
 ///
@@ -63,6 +63,7 @@ const ROOM: isize = 1 << 20;
 /// # Errors
 /// [`TuningError`], if the text is no table, or would be none.
 pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) -> Result<String, TuningError> {
+    let text = &lists::without_lists(name, text, rows)?;
     let table = Table::parse(name, name, text)?;
     let known = table.provenance.iter().find(|(_, known)| *known == provenance).map(|(name, _)| name.clone());
     let label = known.clone().unwrap_or_else(|| new_label(&table, provenance));
@@ -71,7 +72,8 @@ pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) 
         table.set_position(table.position().map(|position| ROOM * (position + 1)));
     });
     let (mut kept, mut comments) = (Vec::new(), Vec::new());
-    for (row, old) in table.rows().iter().zip(taken_rows(&mut document)) {
+    let in_file = table.rows().chunk_by(|a, b| a.line == b.line).map(|alike| &alike[0]);
+    for (row, old) in in_file.zip(taken_rows(&mut document)) {
         let ranges = left(row, rows);
         if ranges.is_empty() {
             comments.push((old.position().unwrap_or_default(), comment_of(&old)));
@@ -118,7 +120,7 @@ pub fn merged(name: &str, text: &str, rows: &[NewRow], provenance: &Provenance) 
     Ok(merged)
 }
 
-fn parsed(name: &str, text: &str) -> Result<DocumentMut, TuningError> {
+pub(super) fn parsed(name: &str, text: &str) -> Result<DocumentMut, TuningError> {
     text.parse().map_err(|error: toml_edit::TomlError| TuningError::Toml {
         file: name.to_owned(),
         line: 1 + error.span().map_or(0, |span| text[..span.start].matches('\n').count()),
@@ -133,13 +135,13 @@ fn implicit() -> toml_edit::Table {
 }
 
 /// The rows, out of the document.
-fn taken_rows(document: &mut DocumentMut) -> Vec<toml_edit::Table> {
+pub(super) fn taken_rows(document: &mut DocumentMut) -> Vec<toml_edit::Table> {
     let rows = document.remove("rows").and_then(|rows| rows.into_array_of_tables().ok());
     rows.into_iter().flatten().collect()
 }
 
 /// Every table of a document that has a header.
-fn each_table(table: &mut toml_edit::Table, visit: &mut dyn FnMut(&mut toml_edit::Table)) {
+pub(super) fn each_table(table: &mut toml_edit::Table, visit: &mut dyn FnMut(&mut toml_edit::Table)) {
     for (_, item) in table.iter_mut() {
         match item {
             Item::Table(inner) => {
@@ -260,7 +262,7 @@ impl NewRow {
     }
 
     /// Whether an old row is for the same, but for the number of tokens.
-    fn is_like(&self, row: &TuningRow) -> bool {
+    pub(super) fn is_like(&self, row: &TuningRow) -> bool {
         self.op == row.op && self.facts == row.facts && self.step == row.step
     }
 

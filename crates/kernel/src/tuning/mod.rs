@@ -6,6 +6,7 @@
 pub mod edit;
 mod index;
 pub mod lint;
+mod lists;
 pub mod table;
 pub mod words;
 

@@ -47,7 +47,7 @@ pub struct Table {
     pub(crate) target: Option<TargetFacts>,
     /// Where the rows' numbers come from.
     pub(crate) provenance: BTreeMap<String, Provenance>,
-    /// In the order of the file. No two apply at once.
+    /// In the order of the file; one whose `where` lists values stands here for each of them. No two apply at once.
     rows: Vec<TuningRow>,
     index: Index,
 }
@@ -216,9 +216,9 @@ struct TableFile {
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RowFile {
-    op: OneOrMore,
+    op: OneOrMore<String>,
     #[serde(default, rename = "where")]
-    facts: Facts,
+    facts: BTreeMap<String, OneOrMore<Fact>>,
     tokens: Option<Tokens>,
     step: Option<StepKind>,
     #[serde(rename = "use")]
@@ -245,9 +245,28 @@ struct RowFile {
 
 #[derive(Clone, Deserialize)]
 #[serde(untagged)]
-enum OneOrMore {
-    One(String),
-    More(Vec<String>),
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+impl RowFile {
+    /// What it wants; several such, where a name has a list of values: one for each of them.
+    fn all_facts(&self) -> Vec<Facts> {
+        let mut all = vec![Facts::new()];
+        for (name, values) in &self.facts {
+            let values = match values {
+                OneOrMore::One(value) => std::slice::from_ref(value),
+                OneOrMore::More(values) => values,
+            };
+            let with = |facts: &Facts, value: &Fact| {
+                let own = std::iter::once((name.clone(), value.clone()));
+                facts.clone().into_iter().chain(own).collect()
+            };
+            all = all.iter().flat_map(|facts| values.iter().map(move |value| with(facts, value))).collect();
+        }
+        all
+    }
 }
 
 impl Table {
@@ -263,8 +282,12 @@ impl Table {
             line: line(error.span().map_or(0, |span| span.start)),
             message: in_our_words(error.message().trim(), text),
         })?;
-        let rows: Vec<TuningRow> =
-            table.rows.iter().map(|row| TuningRow::new(row.get_ref().clone(), file, line(row.span().start))).collect();
+        let in_file = table.rows.iter().map(|row| (row.get_ref(), line(row.span().start)));
+        let of_each = |(row, line): (&RowFile, usize)| {
+            let each = row.all_facts().into_iter();
+            each.map(|facts| TuningRow::new(row.clone(), facts, file, line)).collect::<Vec<_>>()
+        };
+        let rows: Vec<TuningRow> = in_file.flat_map(of_each).collect();
         for row in &rows {
             let unknown = |message| TuningError::Toml { file: file.to_owned(), line: row.line, message };
             words::check(&row.facts).map_err(unknown)?;
@@ -362,13 +385,13 @@ impl TuningRow {
         self.place.starts_with(BUILT_IN)
     }
 
-    fn new(row: RowFile, file: &str, line: usize) -> Self {
+    fn new(row: RowFile, facts: Facts, file: &str, line: usize) -> Self {
         Self {
             op: match row.op {
                 OneOrMore::One(op) => op,
                 OneOrMore::More(ops) => ops.join("+"),
             },
-            facts: row.facts,
+            facts,
             tokens: row.tokens.unwrap_or(Tokens { first: 1, last: None }),
             step: row.step,
             template: row.template,
