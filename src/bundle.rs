@@ -34,6 +34,7 @@ use kernel::template::Precision;
 use kernel::tuning::TuningTables;
 use model::checkpoint::Checkpoint;
 use model::checkpoint::encoding::Encoding;
+use model::checkpoint::kept::StoredWeights;
 use model::checkpoint::layout::Layout;
 use model::config::NamedShape;
 use model::hub;
@@ -151,7 +152,8 @@ impl MakeArgs {
         }
         let mut precisions = BTreeSet::new();
         for (_, checkpoint) in &models {
-            let taken = self.precisions().into_iter().map(|asked| precision_for(checkpoint, asked).0);
+            let taken =
+                self.precisions().into_iter().map(|asked| precision_for(checkpoint, asked, StoredWeights::None).0);
             precisions.extend(taken.map(|precision| precision.name().to_owned()));
         }
         let purpose = Purpose {
@@ -174,7 +176,7 @@ impl MakeArgs {
         output: &Output,
     ) -> anyhow::Result<()> {
         for precision in self.precisions() {
-            let (precision, checkpoint) = precision_for(checkpoint, precision);
+            let (precision, checkpoint) = precision_for(checkpoint, precision, StoredWeights::default());
             let kv_dtypes: Vec<Dtype> = match self.kv_dtype.as_slice() {
                 [] => vec![precision.activation()],
                 asked => asked.iter().map(|asked| asked.dtype()).collect(),

@@ -13,12 +13,15 @@ use kernel::object::store::Store;
 use kernel::pipeline::Pipeline;
 use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
+use model::checkpoint::tensor_parallel::TensorParallelError;
 use model::config::tensor_parallel::TpRank;
 
 use super::desktop;
 use super::kernel_counts::KernelCounts;
 use super::kv::{self, KvArgs};
 use super::placement::{PlacementArgs, Shares};
+use super::quantize::StoredWeightsArgs;
 use super::room::Room;
 use super::source::SourceArgs;
 use crate::compile_progress::CompileProgress;
@@ -48,10 +51,8 @@ pub(crate) struct DeviceArgs {
     #[arg(long, value_enum)]
     pub(crate) precision: Option<Precision>,
 
-    /// Keep weights in the file's types: f16 and block formats (Q8_0, Q4_K, …) are not widened to bf16 or f32. Takes
-    /// less memory; few kernels read block formats yet, and these are slower
-    #[arg(long)]
-    pub(crate) stored_weights: bool,
+    #[command(flatten)]
+    pub(crate) stored: StoredWeightsArgs,
 
     #[command(flatten)]
     pub(crate) placement: PlacementArgs,
@@ -71,10 +72,35 @@ fn threads(text: &str) -> Result<u32, String> {
 
 impl DeviceArgs {
     /// The precision for a checkpoint, and the checkpoint as that computes with it: at bf16, weights that are wider
-    /// than it only because of how they are stored are rounded.
+    /// than it only because of how they are stored are rounded. Weights that several devices share are widened if
+    /// nobody asked for another type and their blocks cannot be cut.
     pub(crate) fn precision(&self, checkpoint: &Checkpoint) -> (Precision, Checkpoint) {
-        let (precision, checkpoint) = precision_for(checkpoint, self.precision);
-        (precision, if self.stored_weights { checkpoint.as_stored() } else { checkpoint })
+        let kept = |kept| precision_for(checkpoint, self.precision, kept);
+        let (precision, stored) = kept(self.stored.usual());
+        match stored.part(self.part()) {
+            Err(TensorParallelError::Blocks { .. }) if self.stored.stored_weights.is_none() => {
+                kept(StoredWeights::None)
+            }
+            _ => (precision, stored),
+        }
+    }
+
+    /// The same for a device that was chosen: weights are widened if that is faster there, nobody asked for another
+    /// type, and they then take at most half of the free memory.
+    pub(crate) fn precision_on(
+        &self,
+        checkpoint: &Checkpoint,
+        pipeline: &Pipeline,
+    ) -> anyhow::Result<(Precision, Checkpoint)> {
+        let usual = self.precision(checkpoint);
+        let kept = self.stored.on(pipeline.target());
+        if kept == self.stored.usual() {
+            return Ok(usual);
+        }
+        let widened = precision_for(checkpoint, self.precision, kept);
+        let bytes_each = widened.1.tensor_bytes() / u64::from(self.tp);
+        let fits = pipeline.memory()?.is_some_and(|memory| bytes_each <= memory.free_bytes as u64 / 2);
+        Ok(if fits { widened } else { usual })
     }
 
     /// Templates, tables, cache, compiler and device: one that the model fits on, if it is this program that chooses
@@ -138,8 +164,8 @@ impl DeviceArgs {
     ) -> anyhow::Result<(Engine, Device)> {
         let (mut on, mut tried) = (self.clone(), Vec::new());
         loop {
-            let (precision, rounded) = on.precision(checkpoint);
-            let (pipeline, device) = on.pipeline(&rounded, output)?;
+            let (pipeline, device) = on.pipeline(&on.precision(checkpoint).1, output)?;
+            let (precision, rounded) = on.precision_on(checkpoint, &pipeline)?;
             let error = match on.load_on((pipeline, &device), (precision, &rounded), cache, &mut sizes, output) {
                 Err(error) if self.device == Device::Auto && does_not_fit(&error) => error,
                 loaded => return Ok((loaded?, device)),

@@ -18,5 +18,5 @@ pub(crate) use kernel_counts::KernelCounts;
 pub(crate) use kv::{KvArgs, KvDtype, NoSuchLayer, Speculate};
 pub(crate) use model::{ModelArgs, built_in_file, built_in_model};
 pub(crate) use placement::{Placement, PlacementArgs};
-pub(crate) use quantize::QuantizeArgs;
+pub(crate) use quantize::{QuantizeArgs, StoredWeightsArgs};
 pub(crate) use room::Room;

@@ -1,8 +1,33 @@
-//! The flag for converting matrices while a model is read.
+//! The flags for the types of weights.
 
 use clap::{Args, ValueEnum};
+use kernel::target::Target;
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
 use model::checkpoint::quantized::Quantization;
+
+/// Which types of the file weights keep.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct StoredWeightsArgs {
+    /// Which weights keep their file's types in memory [default: blocks; none on GPUs where that is faster (sm_90), if
+    /// the model then takes at most half of the free memory; without a value: all]
+    #[arg(long, value_enum, value_name = "TYPES", num_args = 0..=1, require_equals = true)]
+    #[arg(default_missing_value = "all")]
+    pub(crate) stored_weights: Option<StoredWeights>,
+}
+
+impl StoredWeightsArgs {
+    /// What was asked for, or what is usual.
+    pub(crate) fn usual(self) -> StoredWeights {
+        self.stored_weights.unwrap_or_default()
+    }
+
+    /// What was asked for, or what is fastest on a target.
+    pub(crate) fn on(self, target: &Target) -> StoredWeights {
+        let fastest = if target.widen_blocks { StoredWeights::None } else { StoredWeights::default() };
+        self.stored_weights.unwrap_or(fastest)
+    }
+}
 
 /// What becomes of matrices.
 #[derive(Args, Clone, Copy, Debug)]

@@ -111,8 +111,9 @@ pub(crate) fn run(args: Args, output: &Output) -> anyhow::Result<()> {
     if args.predict {
         return predict::run(&args, save, output);
     }
-    let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
-    let (pipeline, device) = args.device.pipeline(&checkpoint, output)?;
+    let checkpoint = args.model.open(output)?;
+    let (pipeline, device) = args.device.pipeline(&args.device.precision(&checkpoint).1, output)?;
+    let (precision, checkpoint) = args.device.precision_on(&checkpoint, &pipeline)?;
     let chosen = DeviceArgs { device, ..args.device.clone() };
     let mut pipelines = args.device.peers(&chosen.device, pipeline.target())?;
     let limits = limits::measure(&pipeline, limits::Care::Usual)?.at(precision);

@@ -12,7 +12,7 @@ use crate::compile_progress::CompileProgress;
 use crate::output::Output;
 use crate::output_file::OutputFile;
 use crate::planned_steps::PlannedSteps;
-use engine::blueprint::Blueprint;
+use engine::blueprint::{Blueprint, precision_for};
 use engine::graph::kv_cache::KvDtypes;
 use hint::chain;
 use kernel::choice::Chooser;
@@ -60,7 +60,8 @@ pub(super) fn run(args: &Args, save: Option<OutputFile>, output: &Output) -> any
     let source = &args.device.source;
     let (library, tables, store) = (source.library()?, source.tables()?, Store::from_env()?.without_bundles());
     let target = named_target(args.arch.as_deref().unwrap_or_default(), &tables)?;
-    let (precision, checkpoint) = args.device.precision(&args.model.open(output)?);
+    let kept = args.device.stored.on(&target);
+    let (precision, checkpoint) = precision_for(&args.model.open(output)?, args.device.precision, kept);
     let asked = SuiteOptions {
         kinds: Some(vec![Kind::Decode]),
         batches: Some(args.batch.clone().unwrap_or_else(|| BATCHES.to_vec())),

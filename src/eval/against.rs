@@ -8,7 +8,7 @@ use anyhow::Context;
 
 use super::Args;
 use crate::args::source::SourceArgs;
-use crate::args::{DeviceArgs, KvArgs};
+use crate::args::{DeviceArgs, KvArgs, StoredWeightsArgs};
 use crate::output::Output;
 use crate::usage::UsageError;
 use engine::device::Device;
@@ -16,6 +16,7 @@ use engine::{Engine, Sizes};
 use hint::Hint;
 use kernel::template::Precision;
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
 use model::hub;
 use workbench::eval::base_file::{BaseFile, BaseFileError, MAGIC};
 use workbench::eval::windows::Windows;
@@ -170,7 +171,7 @@ impl Against {
         let device = DeviceArgs {
             device: args.against.against_device.as_ref().unwrap_or(&args.device.device).clone(),
             precision: args.against.against_precision,
-            stored_weights: false,
+            stored: StoredWeightsArgs { stored_weights: Some(StoredWeights::None) },
             source: SourceArgs { templates: None, tuning: None },
             ..args.device.clone()
         };

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 use super::output::Output;
 use super::output_file::OutputFile;
 use super::usage::UsageError;
-use crate::args::QuantizeArgs;
 use crate::args::source::SourceArgs;
+use crate::args::{QuantizeArgs, StoredWeightsArgs};
 use all::All;
 use engine::device::Device;
 use format::Dtype;
@@ -126,6 +126,9 @@ pub(super) struct JobArgs {
 
     #[command(flatten)]
     quantize: QuantizeArgs,
+
+    #[command(flatten)]
+    stored: StoredWeightsArgs,
 
     /// Precision of activations and sums [default: f32 for checkpoints that store f32, else bf16]
     #[arg(long, value_enum)]

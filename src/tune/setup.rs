@@ -105,7 +105,7 @@ impl Setup {
         let is_file = checkpoint.is_some();
         let tables = args.source.tables()?;
         let (target, opened) = args.target(&tables, output)?;
-        let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+        let (precision, checkpoint) = args.checkpoint(checkpoint, &target)?;
         let (job, graph) = args.job(&checkpoint, precision, &target, &tables)?;
         let chooser = args.chooser(&tables, target)?;
         let alone = args.dtype.is_empty().then(|| Alone::new(&graph, &chooser)).transpose()?;
@@ -307,7 +307,7 @@ pub(super) fn work(args: &JobArgs, checkpoint: Option<&Path>, all_known: bool) -
     let is_file = checkpoint.is_some();
     let tables = args.source.tables()?;
     let (target, driver) = args.open(&tables)?;
-    let (precision, checkpoint) = args.checkpoint(checkpoint)?;
+    let (precision, checkpoint) = args.checkpoint(checkpoint, &target)?;
     let (job, _) = args.job(&checkpoint, precision, &target, &tables)?;
     let chooser = args.chooser(&tables, target.clone())?;
     let (job, _) = args.narrow(args.with_known(job, all_known && !is_file, &chooser)?)?;
@@ -349,7 +349,7 @@ impl JobArgs {
     }
 
     /// The model, and how exactly its sums are done.
-    fn checkpoint(&self, path: Option<&Path>) -> anyhow::Result<(Precision, Checkpoint)> {
+    fn checkpoint(&self, path: Option<&Path>, target: &Target) -> anyhow::Result<(Precision, Checkpoint)> {
         let checkpoint = match path {
             Some(path) => Checkpoint::open(&hub::locate(path)?, Layout::Auto)?,
             None => {
@@ -361,7 +361,7 @@ impl JobArgs {
                 Checkpoint::random(config, encoding, SEED)?
             }
         };
-        Ok(precision_for(&self.quantize.applied(checkpoint), self.precision))
+        Ok(precision_for(&self.quantize.applied(checkpoint), self.precision, self.stored.on(target)))
     }
 
     /// All problems of the model, and its forward pass.

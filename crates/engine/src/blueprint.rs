@@ -14,6 +14,7 @@ use kernel::target::Target;
 use kernel::template::library::Library;
 use kernel::template::{Precision, Problem};
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
 use model::config::ModelConfig;
 use model::config::tensor_parallel::TpRank;
 
@@ -68,13 +69,17 @@ impl PrefixCache {
 }
 
 /// The precision for a checkpoint, by default that of its weights; and the checkpoint in the form that this precision
-/// needs.
-pub fn precision_for(checkpoint: &Checkpoint, asked: Option<Precision>) -> (Precision, Checkpoint) {
+/// needs, with weights that keep their file's types as far as `kept` says so.
+pub fn precision_for(
+    checkpoint: &Checkpoint,
+    asked: Option<Precision>,
+    kept: StoredWeights,
+) -> (Precision, Checkpoint) {
     let rounded = checkpoint.rounded();
     let natural = if rounded.dense_dtype() == Dtype::F32 { Precision::F32 } else { Precision::Bf16 };
     match asked.unwrap_or(natural) {
-        Precision::Bf16 => (Precision::Bf16, rounded),
-        Precision::F32 => (Precision::F32, checkpoint.clone()),
+        Precision::Bf16 => (Precision::Bf16, rounded.as_stored(kept)),
+        Precision::F32 => (Precision::F32, checkpoint.as_stored(kept)),
     }
 }
 

@@ -25,6 +25,7 @@ use kernel::template::library::Library;
 use kernel::tuning::TuningTables;
 use model::built_in::BuiltInFile;
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
 use model::checkpoint::layout::Layout;
 use model::family::known;
 use model::hub;
@@ -125,7 +126,7 @@ pub(crate) fn load(options: LoadOptions<'_>) -> Result<(Loaded, Engine), Error> 
     let specials = Specials::read(&checkpoint, &tokenizer)?;
     let chat = chat_format(&checkpoint, &tokenizer, &specials, options.model.is_none());
 
-    let (precision, checkpoint) = precision_for(&checkpoint, asked);
+    let (precision, checkpoint) = precision_for(&checkpoint, asked, StoredWeights::default());
     let weights = usize::try_from(checkpoint.tensor_bytes()).unwrap_or(usize::MAX);
     let pipeline = pipeline(&options.device.parse()?, weights, options.threads)?;
     let device = pipeline.driver().describe();

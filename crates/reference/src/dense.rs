@@ -40,6 +40,19 @@ pub(super) fn narrow(_: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceErr
     Ok(only("y", Output::plain(tensor(inputs, "x")?.values().to_vec())))
 }
 
+pub(super) fn concat_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
+    let (n_tokens, first, second) = (case.n_tokens()?, case.dim("first_len")?, case.dim("second_len")?);
+    let mut rows = |len: usize| random.normals(Dtype::F32, n_tokens * len, 1.0);
+    Ok(named([("first", rows(first)), ("second", rows(second))]))
+}
+
+/// y[t, :] = the elements of first[t, :], then those of second[t, :]
+pub(super) fn concat(case: &Case, inputs: &Tensors) -> Result<Outputs, ReferenceError> {
+    let rows = |name, len: &str| Ok(tensor(inputs, name)?.values().chunks(case.dim(len)?));
+    let rows = rows("first", "first_len")?.zip(rows("second", "second_len")?);
+    Ok(only("y", Output::plain(rows.flat_map(|(first, second)| [first, second].concat()).collect())))
+}
+
 pub(super) fn rmsnorm_inputs(case: &Case, random: &mut Random) -> Result<Tensors, ReferenceError> {
     let (n_tokens, hidden_size) = (case.n_tokens()?, case.dim("hidden_size")?);
     let mut x = Vec::new();
@@ -242,6 +255,14 @@ mod tests {
         let y = &run(&["norm_and_add".into()], &case, &inputs).unwrap()["y"];
         close(&y.values, &[10.0 + 3.0 / root, -20.0 - 8.0 / root]);
         close(&y.scale, &[10.0 + 3.0 / root, 20.0 + 8.0 / root]);
+    }
+
+    #[test]
+    fn concat_has_the_elements_of_both_rows() {
+        let case = case(&[("first_len", 2), ("second_len", 1)], 2);
+        let inputs = named([("first", f32s(&[1.0, 2.0, 3.0, 4.0])), ("second", f32s(&[-1.0, -2.0]))]);
+        let y = &run(&["concat".into()], &case, &inputs).unwrap()["y"];
+        close(&y.values, &[1.0, 2.0, -1.0, 3.0, 4.0, -2.0]);
     }
 
     #[test]

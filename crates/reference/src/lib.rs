@@ -35,9 +35,10 @@ struct Op {
     run: fn(&Case, &Tensors) -> Result<Outputs, ReferenceError>,
 }
 
-const OPS: [Op; 30] = [
+const OPS: [Op; 31] = [
     Op { name: "embedding", first: "table", kinds: &[], inputs: dense::embedding_inputs, run: dense::embedding },
     Op { name: "multiply", first: "x", kinds: &[], inputs: dense::multiply_inputs, run: dense::multiply },
+    Op { name: "concat", first: "first", kinds: &[], inputs: dense::concat_inputs, run: dense::concat },
     Op { name: "narrow", first: "x", kinds: &[], inputs: dense::multiply_inputs, run: dense::narrow },
     Op { name: "rmsnorm", first: "x", kinds: &[], inputs: dense::rmsnorm_inputs, run: dense::rmsnorm },
     Op { name: "norm_and_add", first: "x", kinds: &[], inputs: dense::norm_and_add_inputs, run: dense::norm_and_add },

@@ -7,7 +7,7 @@ mod report;
 mod rows;
 
 use crate::args::source::{SourceArgs, named_target};
-use crate::args::{KvArgs, ModelArgs};
+use crate::args::{KvArgs, ModelArgs, StoredWeightsArgs};
 use crate::output::Output;
 use crate::spans::{self, SpanLine};
 use crate::usage::UsageError;
@@ -62,6 +62,9 @@ pub(super) struct PlanArgs {
     #[arg(long, value_enum)]
     precision: Option<Precision>,
 
+    #[command(flatten)]
+    stored: StoredWeightsArgs,
+
     /// Last N layers whose experts this machine's processor computes from main memory
     #[arg(long, default_value_t = 0, value_name = "N")]
     n_cpu_moe: usize,
@@ -89,7 +92,7 @@ pub(super) struct PlanArgs {
 pub(super) fn run(args: &PlanArgs, output: &Output) -> anyhow::Result<()> {
     let (library, tables) = (args.source.library()?, args.source.tables()?);
     let target = args.target(&tables)?;
-    let (precision, checkpoint) = precision_for(&args.model.open(output)?, args.precision);
+    let (precision, checkpoint) = precision_for(&args.model.open(output)?, args.precision, args.stored.on(&target));
     let n_slots = args.batch as usize;
     let sizes = Sizes::for_tokens(n_slots, CAPACITY_TOKENS.min(checkpoint.config.max_seq_len), n_slots);
     let kv_budget_bytes = args.cache.kv_memory.map_or(usize::MAX, |mib| mib.saturating_mul(1 << 20));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use format::Dtype;
 use gpu::host::HostDriver;
+use model::checkpoint::kept::StoredWeights;
 use model::checkpoint::layout::Layout;
 use model::checkpoint::{Checkpoint, Tensor};
 use model::tokenizer::Tokenizer;
@@ -100,7 +101,7 @@ fn greedy_tokens_of_every_kind_are_those_of_transformers() {
 }
 
 #[test]
-fn weights_stored_in_q8_0_and_f16_are_f32_where_that_is_asked_for_and_else_bf16() {
+fn weights_stored_in_q8_0_and_f16_are_f32_or_bf16_where_that_is_asked_for() {
     let exact = open("gguf/mxfp4-q8_0.gguf");
     assert_eq!((exact.dense_dtype(), exact.expert_dtype()), (Dtype::F32, Some(Dtype::Mxfp4)));
     let rounded = exact.rounded();
@@ -115,12 +116,16 @@ fn weights_stored_in_q8_0_and_f16_are_f32_where_that_is_asked_for_and_else_bf16(
     let ids = path_argument("ids.txt");
     let folder = tempfile::tempdir().unwrap();
     let out = argument(&folder.path().join("logits.npy"));
-    for (precision, used) in [(None, "bf16 and experts mxfp4, precision bf16"), (Some("f32"), "f32 and experts mxfp4")]
-    {
+    let widened = "--stored-weights=none";
+    for (more, used) in [
+        (&[][..], "bf16, q8_0 and experts mxfp4, precision bf16"),
+        (&[widened], "bf16 and experts mxfp4, precision bf16"),
+        (&[widened, "--precision", "f32"], "f32 and experts mxfp4"),
+    ] {
         let mut args = vec!["logits", "--verbose", "--ids", &ids, "-o", &out, "--device", "cpu"];
         let model = path_argument("gguf/mxfp4-q8_0.gguf");
         args.push(&model);
-        args.extend(precision.iter().flat_map(|precision| ["--precision", precision]));
+        args.extend(more);
         let stderr = run(&args).ok().stderr;
         assert!(stderr.contains(used), "{used}: {stderr}");
     }
@@ -130,7 +135,7 @@ fn weights_stored_in_q8_0_and_f16_are_f32_where_that_is_asked_for_and_else_bf16(
 #[test]
 fn weights_stored_in_q8_0_and_f16_stay_so_where_every_tensor_has_its_own_type() {
     let exact = open("gguf/mxfp4-q8_0.gguf");
-    let stored = exact.as_stored();
+    let stored = exact.as_stored(StoredWeights::All);
     let halves = |tensor: &Tensor| -> Vec<f32> {
         bytes(tensor).chunks(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect()
     };

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
+use format::Dtype;
 use half::f16;
 use model::checkpoint::Checkpoint;
+use model::checkpoint::kept::StoredWeights;
 use model::checkpoint::layout::Layout;
 
 use super::hostile::gguf::{File, key, tensor, text};
@@ -88,8 +90,41 @@ impl Type {
     }
 }
 
-/// The model: matrices have the types in turn. The scale of the first block of the broken one is NaN.
-fn model(broken: Option<&str>) -> Vec<u8> {
+/// A model whose matrices have the types in turn, pieces of one matrix the same. The scale of the first block of the
+/// broken one is NaN.
+fn in_turn(broken: Option<&str>) -> Vec<u8> {
+    let (mut types, mut last) = (TYPES.iter().cycle(), &TYPES[0]);
+    let of = |name: &str| {
+        if !["attn_k", "attn_v", "ffn_up"].iter().any(|piece| name.contains(piece)) {
+            last = types.next().expect("a cycle has no end");
+        }
+        last
+    };
+    model(broken, of, 1, false)
+}
+
+/// A model with biases in which pieces of one matrix have several types.
+fn in_pieces() -> Vec<u8> {
+    let of = |name: &str| {
+        let wanted = match name {
+            "blk.0.attn_q.weight" | "blk.0.attn_k.weight" => "q4_1",
+            "blk.1.attn_q.weight" => "q5_0",
+            "blk.1.attn_k.weight" => "q4_0",
+            "blk.2.attn_q.weight" => "f16",
+            "blk.1.ffn_up.weight" => "q5_1",
+            _ => "q8_0",
+        };
+        TYPES.iter().find(|of| of.name == wanted).expect("one of them")
+    };
+    model(None, of, 2, true)
+}
+
+fn model(
+    broken: Option<&str>,
+    mut of: impl FnMut(&str) -> &'static Type,
+    n_kv_heads: u64,
+    has_biases: bool,
+) -> Vec<u8> {
     let number = |name: &str, value: u64| key(name, U32, &(value as u32).to_le_bytes());
     let mut gguf = File::default().key(key("general.architecture", STRING, &text(b"llama")));
     for (name, value) in [
@@ -97,7 +132,7 @@ fn model(broken: Option<&str>) -> Vec<u8> {
         ("feed_forward_length", N),
         ("block_count", N_LAYERS as u64),
         ("attention.head_count", N / N_KV),
-        ("attention.head_count_kv", 1),
+        ("attention.head_count_kv", n_kv_heads),
         ("context_length", 64),
         ("vocab_size", VOCAB_SIZE),
     ] {
@@ -118,25 +153,29 @@ fn model(broken: Option<&str>) -> Vec<u8> {
         let innermost_first: Vec<u64> = shape.iter().rev().copied().collect();
         gguf.tensor(tensor(name, &innermost_first, of.map_or(F32, |of| of.number), offset))
     };
-    let mut types = TYPES.iter().cycle();
-    let mut next = || types.next();
-    gguf = add(gguf, "token_embd.weight", &[VOCAB_SIZE, N], next());
-    gguf = add(gguf, "output.weight", &[VOCAB_SIZE, N], next());
+    let matrices = [
+        ("attn_q", N),
+        ("attn_k", n_kv_heads * N_KV),
+        ("attn_v", n_kv_heads * N_KV),
+        ("attn_output", N),
+        ("ffn_gate", N),
+        ("ffn_up", N),
+        ("ffn_down", N),
+    ];
+    for name in ["token_embd.weight", "output.weight"] {
+        gguf = add(gguf, name, &[VOCAB_SIZE, N], Some(of(name)));
+    }
     gguf = add(gguf, "output_norm.weight", &[N], None);
     for layer in 0..N_LAYERS {
         let name = |name: &str| format!("blk.{layer}.{name}.weight");
         gguf = add(gguf, &name("attn_norm"), &[N], None);
         gguf = add(gguf, &name("ffn_norm"), &[N], None);
-        let of = next(); // pieces of one tensor of ours
-        for (piece, rows) in [("attn_q", N), ("attn_k", N_KV), ("attn_v", N_KV)] {
-            gguf = add(gguf, &name(piece), &[rows, N], of);
+        for (matrix, rows) in matrices {
+            gguf = add(gguf, &name(matrix), &[rows, N], Some(of(&name(matrix))));
+            if has_biases && matrix.starts_with("attn") {
+                gguf = add(gguf, &format!("blk.{layer}.{matrix}.bias"), &[rows], None);
+            }
         }
-        gguf = add(gguf, &name("attn_output"), &[N, N], next());
-        let of = next();
-        for piece in ["ffn_gate", "ffn_up"] {
-            gguf = add(gguf, &name(piece), &[N, N], of);
-        }
-        gguf = add(gguf, &name("ffn_down"), &[N, N], next());
     }
     gguf.with_data(data).bytes()
 }
@@ -151,14 +190,14 @@ fn logits(model: &str, folder: &Path, args: &[&str]) -> Vec<f32> {
 #[test]
 fn a_model_of_all_types_has_the_logits_that_it_has_with_its_weights_widened() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = file(folder.path(), "mixed.gguf", &model(None));
+    let path = file(folder.path(), "mixed.gguf", &in_turn(None));
     let checkpoint = Checkpoint::open(Path::new(&path), Layout::Auto).expect("a model");
     let mut names: Vec<&str> = TYPES.iter().map(|of| of.name).collect();
     names.sort_unstable();
-    assert_eq!(checkpoint.as_stored().weights(), names.join(", "));
+    assert_eq!(checkpoint.as_stored(StoredWeights::All).weights(), names.join(", "));
     assert_eq!((checkpoint.weights(), checkpoint.rounded().weights()), ("f32".into(), "bf16".into()));
 
-    let widened = logits(&path, folder.path(), &["--precision", "f32"]);
+    let widened = logits(&path, folder.path(), &["--precision", "f32", "--stored-weights=none"]);
     let size = (widened.iter().map(|logit| logit * logit).sum::<f32>() / widened.len() as f32).sqrt();
     assert!(widened.len() == 10 * VOCAB_SIZE as usize && (0.1..100.0).contains(&size), "{size}");
     let worst = |got: &[f32]| got.iter().zip(&widened).map(|(a, b)| (a - b).abs() / size).fold(0.0, f32::max);
@@ -171,10 +210,50 @@ fn a_model_of_all_types_has_the_logits_that_it_has_with_its_weights_widened() {
 }
 
 #[test]
+fn pieces_of_a_matrix_keep_their_types_on_one_device_and_on_two() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = file(folder.path(), "pieces.gguf", &in_pieces());
+    let checkpoint = Checkpoint::open(Path::new(&path), Layout::Auto).expect("a model");
+    let stored = checkpoint.rounded().as_stored(StoredWeights::Blocks);
+    let rows = |name: &str, stored: &Checkpoint| {
+        let tensor = stored.tensors.get(&format!("block.{name}"));
+        tensor.map(|tensor| (tensor.dtype, tensor.shape[0] as u64))
+    };
+    let n_kv = 2 * N_KV;
+    for (name, dtype, n_rows) in [
+        ("0.attn.qkv.0", Dtype::Q4_1, N + n_kv),
+        ("0.attn.qkv.1", Dtype::Q8_0, n_kv),
+        ("1.attn.qkv.0", Dtype::Q5_0, N),
+        ("1.attn.qkv.1", Dtype::Q4_0, n_kv),
+        ("1.attn.qkv.2", Dtype::Q8_0, n_kv),
+        ("2.attn.qkv.0", Dtype::Bf16, N), // f16 in the file
+        ("2.attn.qkv.1", Dtype::Q8_0, 2 * n_kv),
+        ("1.mlp.gate_up.0", Dtype::Q8_0, N),
+        ("1.mlp.gate_up.1", Dtype::Q5_1, N),
+        ("2.mlp.gate_up", Dtype::Q8_0, 2 * N),
+    ] {
+        assert_eq!(rows(&format!("{name}.weight"), &stored), Some((dtype, n_rows)), "{name}");
+        let bias = rows(&format!("{name}.bias"), &stored);
+        assert_eq!(bias.map(|(_, n)| n), name.contains("attn").then_some(n_rows), "{name}");
+    }
+    for whole in ["0.attn.qkv.weight", "0.attn.qkv.bias", "1.mlp.gate_up.weight"] {
+        assert_eq!(rows(whole, &stored), None, "{whole}");
+    }
+
+    let logits = |args: &[&str]| logits(&path, folder.path(), &[&["--precision", "f32"], args].concat());
+    let widened = logits(&["--stored-weights=none"]);
+    let size = (widened.iter().map(|logit| logit * logit).sum::<f32>() / widened.len() as f32).sqrt();
+    for args in [&[][..], &["--stored-weights"], &["--tp", "2"], &["--tp", "2", "--stored-weights=all"]] {
+        let worst = logits(args).iter().zip(&widened).map(|(a, b)| (a - b).abs() / size).fold(0.0, f32::max);
+        assert!(worst < 1e-5, "{args:?}: {worst}");
+    }
+}
+
+#[test]
 fn a_scale_that_is_no_number_is_refused_whether_weights_are_widened_or_stored() {
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let path = file(folder.path(), "mixed.gguf", &model(Some("blk.1.ffn_down.weight")));
-    for stored in [None, Some("--stored-weights")] {
+    let path = file(folder.path(), "mixed.gguf", &in_turn(Some("blk.1.ffn_down.weight")));
+    for stored in [None, Some("--stored-weights"), Some("--stored-weights=none")] {
         let ids = file(folder.path(), "ids.txt", b"1\n");
         let npy = argument(&folder.path().join("logits.npy"));
         let args = ["logits", &path, "--ids", &ids, "-o", &npy, "--device", "cpu"];

@@ -91,6 +91,7 @@ fn templates_are_right_in_waves_of_32() {
         "embedding",
         "multiply",
         "narrow",
+        "concat",
         "rmsnorm",
         "norm_and_add",
         "head_norm",

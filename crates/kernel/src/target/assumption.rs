@@ -45,6 +45,7 @@ pub(crate) fn assume(arch: &str, known: &[(&str, &TargetFacts)]) -> Option<Assum
         features: BTreeSet::new(),
         since_hip: None,
         peer_flags: relatives.iter().all(|(_, facts)| facts.peer_flags),
+        widen_blocks: false,
         notes: String::new(),
         compute_unit: None,
         product: None,

@@ -78,6 +78,8 @@ pub struct Target {
     pub code_object_version: u32,
     /// Whether several such devices can compute a model together, as [`TargetFacts::peer_flags`] says of GPUs.
     pub peer_flags: bool,
+    /// Whether models in block formats are slower as they are stored than widened, as [`TargetFacts`] says of GPUs.
+    pub widen_blocks: bool,
     /// The known arch that this one is assumed to be like, where nothing is known about it.
     pub like: Option<String>,
 }
@@ -108,6 +110,9 @@ pub struct TargetFacts {
     /// Whether a flag that a kernel stores in another GPU's memory reaches a kernel that waits for it there.
     #[serde(default = "usually")]
     pub(crate) peer_flags: bool,
+    /// Whether models in block formats are slower as they are stored than widened to bf16.
+    #[serde(default)]
+    pub(crate) widen_blocks: bool,
     /// For people: products of this arch, what is special about it.
     #[serde(default)]
     pub(crate) notes: String,
@@ -257,6 +262,7 @@ impl Target {
             features: facts.features.clone(),
             lds_bytes: facts.lds_bytes,
             peer_flags: facts.peer_flags,
+            widen_blocks: facts.widen_blocks,
             like: None,
         }
     }
@@ -375,6 +381,7 @@ impl Target {
             lds_bytes: 0,
             code_object_version: 0,
             peer_flags: true,
+            widen_blocks: false,
             like: None,
         }
     }

@@ -9,7 +9,7 @@
 //! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
 //! of which [`assembly`] makes those of the model; [`f8`] finds scales of bytes, [`foreign`] names what is not read.
 //! [`download`] knows what is there of a file that is not. [`random`] describes weights that are made where they are
-//! used; [`tensor_parallel`] cuts a model for several devices, into [`slice`]s; [`export`] writes any checkpoint as a
+//! used; [`kept`] keeps a file's types; [`tensor_parallel`] cuts a model for several devices, into [`slice`]s; [`export`] writes any checkpoint as a
 //! `.bin` file, and [`size`] says what one takes.
 
 pub(crate) mod assembly;
@@ -26,6 +26,7 @@ pub(crate) mod folder;
 mod foreign;
 pub mod gguf;
 pub(crate) mod inventory;
+pub mod kept;
 pub mod layout;
 pub mod quantized;
 pub mod random;
@@ -221,15 +222,6 @@ impl Checkpoint {
         checkpoint
     }
 
-    /// The same model with every tensor in its file's type: blocks of a format stay codes and parameters, and tensors
-    /// widened to f32 get their old type back. Tensors whose pieces differ, and vectors in f16, which kernels take only
-    /// as matrices, stay as they are here.
-    pub fn as_stored(&self) -> Self {
-        let tensors = self.tensors.values().flat_map(Tensor::as_stored);
-        let tensors = tensors.map(|tensor| (tensor.name.clone(), tensor)).collect();
-        Self { tensors, ..self.clone() }
-    }
-
     /// The same model with its plain matrices quantised, except experts' and those that the family marks as exact. They
     /// are converted at use, from the file's data.
     pub fn quantized(&self, to: Quantization) -> Self {
@@ -244,30 +236,6 @@ impl Checkpoint {
 }
 
 impl Tensor {
-    /// The tensors that hold it as its file does: itself or, in a format with blocks, its codes and their parameters.
-    fn as_stored(&self) -> Vec<Self> {
-        let Elements::Rearranged(rearranged) = &self.elements else { return vec![self.clone()] };
-        let is_matrix = self.name.ends_with("weight") && self.shape.len() > 1;
-        let stored = rearranged.stored_dtype().filter(|dtype| is_matrix || *dtype != Dtype::F16);
-        let Some(dtype) = stored else { return vec![self.clone()] };
-        let elements = match dtype.format() {
-            Some(format) => rearranged.in_blocks(format).into_iter().map(Elements::Rearranged).collect(),
-            None => {
-                let as_stored = rearranged.with_dtype(dtype);
-                vec![as_stored.as_is().cloned().map_or(Elements::Rearranged(as_stored), Elements::Bytes)]
-            }
-        };
-        let parts = dtype.parts(&self.name, &self.shape).into_iter().zip(elements);
-        let tensor = |(part, elements): (format::TensorPart, _)| Self {
-            name: part.name,
-            dtype: part.dtype,
-            shape: part.shape,
-            elements,
-            file_offset: self.file_offset,
-        };
-        parts.map(tensor).collect()
-    }
-
     /// Number of elements.
     pub fn len(&self) -> usize {
         self.shape.iter().product()

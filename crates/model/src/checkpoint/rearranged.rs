@@ -9,6 +9,7 @@ use rayon::prelude::*;
 
 use super::blocks::{self, codes_of, parameters_of};
 use super::f8::{self, F8Scales};
+use super::kept::StoredWeights;
 use super::stored::{self, Number};
 use crate::family::PairedRows;
 use format::{BlockFormat, Dtype};
@@ -218,16 +219,34 @@ impl Rearranged {
         Self::new(pieces.collect(), self.order, self.row_len)
     }
 
-    /// The type that holds what the file has of it, and no more: that of its numbers, where they are all alike. `None`
-    /// where the program has none such, or its rows are not those of the file.
-    pub(crate) fn stored_dtype(&self) -> Option<Dtype> {
+    /// The type that its numbers keep, where they are all alike. `None` where they keep none, or its rows are not those
+    /// of the file.
+    pub(crate) fn stored_dtype(&self, kept: StoredWeights) -> Option<Dtype> {
         if self.is_sum() {
             return None;
         }
         let mut stored = self.stored();
         let first = stored.next().filter(|_| !matches!(self.order, ElementOrder::Transposed { .. }))?;
-        let dtype = first.dtype().or_else(|| first.format().map(|format| format.dtype))?;
+        let dtype = kept.of(first)?;
         stored.all(|number| number == first).then_some(dtype)
+    }
+
+    /// Its pieces in runs that keep one type each, with their numbers of rows. None if its rows are not those of the
+    /// file, one piece after the other.
+    pub(crate) fn runs(&self, kept: StoredWeights) -> Vec<(usize, Self)> {
+        if self.order != ElementOrder::Concatenated || self.is_sum() {
+            return vec![];
+        }
+        let type_of = |piece: &Piece| match piece.step {
+            ElementConversion::Convert { from, .. } => kept.of(from),
+            _ => None,
+        };
+        let runs = self.pieces.chunk_by(|a, b| type_of(a) == type_of(b));
+        let run = |pieces: &[Piece]| {
+            let n_rows = pieces.iter().map(|piece| piece.rows(self.row_len)).sum();
+            (n_rows, Self::new(pieces.to_vec(), self.order, self.row_len))
+        };
+        runs.map(run).collect()
     }
 
     /// Of numbers that are all stored in a format with blocks, its codes, then every parameter.

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::kept::{name_of_piece, piece};
 use super::slice::{Cut, Slice};
 use super::tensors::{EMBEDDING, UNEMBEDDING};
 use super::{Checkpoint, Elements, Tensor};
@@ -58,7 +59,7 @@ impl Hint for TensorParallelError {
             Self::Dimensions(error) => error.hint(),
             Self::Misfit { .. } => Some(NO_CUT_HINT.to_owned()),
             Self::Blocks { .. } => {
-                Some("use fewer devices, which have more columns each, or leave out `--stored-weights`".to_owned())
+                Some("use fewer devices, which have more columns each, or `--stored-weights=none`".to_owned())
             }
         }
     }
@@ -67,18 +68,17 @@ impl Hint for TensorParallelError {
 /// How the family has a tensor cut, and the name of the tensor of whose blocks it is a parameter: those are cut as what
 /// they belong to.
 fn rule(whole: &ModelConfig, name: &str) -> (Sharding, Option<String>) {
-    let Some((tensor, is_parameter)) = whole.family.tensor(name) else { return (Sharding::Whole, None) };
-    let layer = name.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(layer, _)| layer);
-    let of = || match layer.filter(|_| tensor.per_layer) {
-        Some(layer) => format!("block.{layer}.{}", tensor.name),
-        None => tensor.name.clone(),
+    let Some((tensor, is_parameter)) = whole.family.tensor_or_whole(name) else { return (Sharding::Whole, None) };
+    let of = || {
+        let of = tensor.canonical_beside(name);
+        piece(whole.family, name).map_or(of.clone(), |(_, number)| name_of_piece(&of, number))
     };
     (tensor.cut, is_parameter.then(of))
 }
 
 /// Hidden features that a tensor has rows or columns of; of others 0.
 fn n_features(whole: &ModelConfig, name: &str) -> usize {
-    let Some((tensor, _)) = whole.family.tensor(name) else { return 0 };
+    let Some((tensor, _)) = whole.family.tensor_or_whole(name) else { return 0 };
     let shape = tensor.shape(&whole.scope());
     match tensor.cut {
         Sharding::GateAndUpRows => shape.get(1).map_or(0, |rows| rows / 2),
@@ -123,7 +123,15 @@ impl TpRank {
     }
 
     /// What of a tensor is its own; `None` if it is all of it.
-    fn cut(self, tensor: &Tensor, grain: Grain, whole: &ModelConfig) -> Option<(Cut, Vec<usize>)> {
+    ///
+    /// - `of_whole`: of a piece of a matrix, the rows of the whole that it has
+    fn cut(
+        self,
+        tensor: &Tensor,
+        of_whole: Option<Range<usize>>,
+        grain: Grain,
+        whole: &ModelConfig,
+    ) -> Option<(Cut, Vec<usize>)> {
         let (rule, of) = rule(whole, &tensor.name);
         let (is_parameter, Grain { block, element }) = (of.is_some(), grain);
         let [head_dim, num_attention_heads, num_key_value_heads] =
@@ -154,8 +162,12 @@ impl TpRank {
                 let behind = |range: Range<usize>, first: usize| first + range.start..first + range.end;
                 let (own_q, own_kv) =
                     (scaled(self.own(num_attention_heads), head_dim), scaled(self.own(num_key_value_heads), head_dim));
-                let n_made = own_q.len() + 2 * own_kv.len();
-                rows_of(vec![own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)], q + 2 * kv, n_made)
+                let own = [own_q, behind(own_kv.clone(), q), behind(own_kv, q + kv)];
+                let of_whole = of_whole.unwrap_or(0..q + 2 * kv);
+                let own = own.into_iter().filter(|rows| of_whole.contains(&rows.start));
+                let own: Vec<_> = own.map(|rows| rows.start - of_whole.start..rows.end - of_whole.start).collect();
+                let n_made = own.iter().map(Range::len).sum();
+                rows_of(own, of_whole.len(), n_made)
             }
             Sharding::QueryHeadRows => {
                 let own = self.own(num_attention_heads);
@@ -187,7 +199,7 @@ impl TpRank {
         let mut made = shape.clone();
         match rule {
             Sharding::HeadRows | Sharding::QueryHeadRows | Sharding::VocabularyRows => made[0] = cut.made[0],
-            Sharding::GateRowsUpRows => made[0] = 2 * cut.made[0],
+            Sharding::GateRowsUpRows => made[0] = shape[0] / cut.matrix[0] * cut.made[0],
             Sharding::GateAndUpRows => made[1] = cut.made[0],
             Sharding::QueryHeadColumns | Sharding::FeatureColumns => *made.last_mut().expect("the same") = cut.made[1],
             Sharding::Whole | Sharding::FirstDevice | Sharding::OneDevice => {}
@@ -207,7 +219,8 @@ impl Checkpoint {
         }
         let config = of.config(&self.config)?;
         self.tensors.values().try_for_each(|tensor| of.check_blocks(tensor, self.grain(tensor), &self.config))?;
-        let part = |tensor: &Tensor| match of.cut(tensor, self.grain(tensor), &self.config) {
+        let own = |tensor: &Tensor| of.cut(tensor, self.rows_of_piece(&tensor.name), self.grain(tensor), &self.config);
+        let part = |tensor: &Tensor| match own(tensor) {
             Some((cut, _)) if !cut.fits(tensor.len()) => {
                 Err(TensorParallelError::Misfit { name: tensor.name.clone(), shape: tensor.shape.clone() })
             }
@@ -332,7 +345,8 @@ mod tests {
         let whole = in_blocks(config.clone(), Dtype::Q8_0);
         let columns = |name: &str| {
             let tensor = whole.tensor(name);
-            let (cut, shape) = TpRank { rank: 1, size: 2 }.cut(tensor, whole.grain(tensor), &config).expect("a part");
+            let (cut, shape) =
+                TpRank { rank: 1, size: 2 }.cut(tensor, None, whole.grain(tensor), &config).expect("a part");
             (cut.columns, shape.last().copied())
         };
         assert_eq!(columns("block.0.attn.out.weight"), (2048..4096, Some(2048)));
@@ -349,7 +363,7 @@ mod tests {
         let name = "block.0.attn.out.bias";
         assert!(!matches!(first.tensor(name).elements, Elements::Slice(_)), "the first has it as it is");
         let (cut, shape) = TpRank { rank: 1, size: 2 }
-            .cut(whole.tensor(name), Grain { block: 1, element: 1 }, &whole.config)
+            .cut(whole.tensor(name), None, Grain { block: 1, element: 1 }, &whole.config)
             .expect("the second has zeros");
         assert_eq!((cut.rows, shape), (vec![], vec![2880]));
         for part in [&first, &second] {

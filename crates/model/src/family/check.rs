@@ -10,6 +10,8 @@ use expression::Scope;
 
 /// The op whose layers keep the keys and values of positions.
 pub(crate) const ATTENTION: &str = "attention";
+/// The op that multiplies rows by a matrix.
+pub(super) const LINEAR: &str = "linear";
 /// The op that stores them.
 pub(super) const ROPE_KV: &str = "rope_kv";
 

@@ -274,6 +274,16 @@ impl Statement {
     }
 }
 
+impl Statement {
+    /// Whether the rows of these weights can be multiplied apart, as far as this statement uses them: it is nothing but
+    /// one `linear`.
+    pub(crate) fn leaves_rows_apart(&self, weights: &str) -> bool {
+        let is_it = |operand: &Operand| matches!(operand, Operand::Weights(name) if name == weights);
+        let is_linear = self.op == check::LINEAR && self.residual.is_none() && self.targets.len() == 1;
+        is_linear || !self.args.iter().any(|arg| is_it(&arg.operand))
+    }
+}
+
 impl Forward {
     /// What layer `l` does in a model of these dimensions.
     pub fn statements(&self, dims: &Scope, l: usize) -> &[Statement] {

@@ -180,6 +180,15 @@ impl FamilyTensor {
         self.name.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']))
     }
 
+    /// Its canonical name, in the layer that the canonical name of another tensor says.
+    pub(crate) fn canonical_beside(&self, other: &str) -> String {
+        let layer = other.strip_prefix("block.").and_then(|rest| rest.split_once('.')).map(|(layer, _)| layer);
+        match layer.filter(|_| self.per_layer) {
+            Some(layer) => format!("block.{layer}.{}", self.name),
+            None => self.name.clone(),
+        }
+    }
+
     /// The layers that have it in a model of these dimensions; of a tensor outside of the layers, 0 if there is one.
     pub(crate) fn layers(&self, dims: &Scope, n_layers: usize) -> Vec<usize> {
         let candidates = 0..if self.per_layer { n_layers } else { 1 };

@@ -160,8 +160,17 @@ impl Model {
             let elements = group.shape.iter().product::<usize>() as f64;
             for &l in &group.layers {
                 let name = group.name_in(l);
-                let bytes_each = checkpoint.tensor(&name).dtype.stored_bits() / 8.0;
-                let mut add = |part| matrices.push(Matrix { part, elements, bytes_each, layer: l, is_on_host: false });
+                let pieces = checkpoint.whole_or_pieces(&name);
+                let n_rows = pieces.iter().map(|piece| piece.shape[0]).sum::<usize>() as f64;
+                let mut add = |part| {
+                    matrices.extend(pieces.iter().map(|piece| Matrix {
+                        part,
+                        elements: elements * piece.shape[0] as f64 / n_rows,
+                        bytes_each: piece.dtype.stored_bits() / 8.0,
+                        layer: l,
+                        is_on_host: false,
+                    }));
+                };
                 if name == EMBEDDING {
                     add(MatrixUse::Embedding);
                 }

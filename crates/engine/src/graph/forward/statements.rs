@@ -20,8 +20,9 @@ use expression::Expression;
 use format::Dtype;
 use kernel::template::contract::{ArgDtype, Contract};
 use kernel::template::library_error::LibraryError;
+use model::checkpoint::kept::name_of_piece;
 use model::family::in_layer;
-use model::family::layer::{Operand, Statement};
+use model::family::layer::{Argument, Operand, Statement};
 
 /// What a statement gave.
 #[derive(Clone)]
@@ -32,6 +33,9 @@ pub(super) struct Value {
     /// The statement that gave it; `None` of what the layer is given.
     from: Option<usize>,
 }
+
+/// The op that puts rows together.
+const CONCAT: &str = "concat";
 
 /// Rows of the step for which shapes are compared: a number that no dimension is likely to be.
 pub(super) const PROBE: u64 = 7919;
@@ -85,9 +89,11 @@ impl Forward<'_> {
         }
         let mut values = Values { named, used: BTreeSet::new() };
         for (i, statement) in statements.iter().enumerate() {
-            let contract = Arc::clone(self.contract(statement)?);
-            let writing = Writing { statement, contract: &contract, layer };
-            self.statement(i, &writing, &mut values)?;
+            for statement in self.apart(statement, layer) {
+                let contract = Arc::clone(self.contract(&statement)?);
+                let writing = Writing { statement: &statement, contract: &contract, layer };
+                self.statement(i, &writing, &mut values)?;
+            }
         }
         let x = values.named["x"].clone();
         values.used.extend(x.from);
@@ -98,6 +104,44 @@ impl Forward<'_> {
             }
         }
         Ok(x.tensor)
+    }
+
+    /// A statement as it is; or, where its matrix is stored in pieces of several types, one for each piece, and those
+    /// that put together what these give.
+    fn apart(&self, statement: &Statement, layer: Option<usize>) -> Vec<Statement> {
+        let weights = |operand: &Operand| match operand {
+            Operand::Weights(name) => Some(name.clone()),
+            _ => None,
+        };
+        let whole = || vec![statement.clone()];
+        let Some(name) = statement.args.iter().find_map(|arg| weights(&arg.operand)) else { return whole() };
+        let is_piece = |number: &usize| {
+            let weight = layer.map_or_else(|| format!("{name}.weight"), |l| format!("block.{l}.{name}.weight"));
+            self.checkpoint.tensors.contains_key(&name_of_piece(&weight, *number))
+        };
+        let n_pieces = (0..).take_while(is_piece).count();
+        let ([target], 1..) = (statement.targets.as_slice(), n_pieces) else { return whole() };
+        let part = |number: usize| format!("{target}.{number}");
+        let mut statements: Vec<Statement> = Vec::new();
+        for number in 0..n_pieces {
+            let mut piece = Statement { targets: vec![part(number)], ..statement.clone() };
+            for arg in &mut piece.args {
+                if weights(&arg.operand).is_some() {
+                    arg.operand = Operand::Weights(format!("{name}.{number}"));
+                }
+            }
+            statements.push(piece);
+        }
+        let argument = |name: String| Argument { name: None, operand: Operand::Value(name) };
+        let mut joined = part(0);
+        for number in 1..n_pieces {
+            let target = if number + 1 == n_pieces { target.clone() } else { format!("{target}.to.{number}") };
+            let args = vec![argument(joined), argument(part(number))];
+            let (op, targets) = (CONCAT.to_owned(), vec![target.clone()]);
+            statements.push(Statement { place: statement.place.clone(), targets, op, args, residual: None });
+            joined = target;
+        }
+        statements
     }
 
     /// The contract of a statement's op.

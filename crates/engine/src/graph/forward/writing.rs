@@ -115,8 +115,12 @@ impl Writing<'_> {
         let mut bind = |pass: &mut Forward<'_>, arg: &Arg, canonical: &str| {
             let Some(tensor) = pass.checkpoint.tensors.get(canonical) else { return false };
             // Rows of blocks are padded to whole ones; the family says what they are without.
-            let of_family = pass.config.family.tensor(canonical).map(|(tensor, _)| tensor.shape(&pass.config.scope()));
-            let shape = of_family.filter(|_| tensor.dtype.format().is_some()).unwrap_or_else(|| tensor.shape.clone());
+            let of_family = pass.config.family.tensor_or_whole(canonical);
+            let of_family = of_family.map(|(tensor, _)| tensor.shape(&pass.config.scope()));
+            let mut shape = tensor.shape.clone();
+            if let (Some(_), Some(last), Some(of_family)) = (tensor.dtype.format(), shape.last_mut(), of_family) {
+                *last = *of_family.last().expect("every tensor has a dimension");
+            }
             let shape: Vec<u64> = shape.into_iter().map(|n| n as u64).collect();
             let names = tensor.dtype.named_parts(&arg.name).into_iter().map(|(name, _)| name);
             for (name, (part, dtype)) in names.zip(tensor.dtype.named_parts(canonical)) {

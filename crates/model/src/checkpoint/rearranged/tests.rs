@@ -75,7 +75,7 @@ fn what_is_added_is_in_the_numbers_and_the_files_type_need_not_hold_it() {
     let one = Piece { bytes: stored, step, pairs: None, offset: Some(1.0), scales: None };
     let made_of = Rearranged::new(vec![one], ElementOrder::Concatenated, 1);
     assert_eq!(made(&made_of), [1.5_f32, 0.75].iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>());
-    assert_eq!((made_of.stored_dtype(), made_of.as_is()), (None, None));
+    assert_eq!((made_of.stored_dtype(StoredWeights::All), made_of.as_is()), (None, None));
 }
 
 #[test]
@@ -113,18 +113,18 @@ fn numbers_in_blocks_of_one_format_can_stay_so() {
     let step = ElementConversion::Convert { from: Number::Blocks(Dtype::Q8_0), to: Dtype::F32 };
     let pieces = vec![Piece { step, ..piece(block(1)) }, Piece { step, ..piece(block(101)) }];
     let joined = Rearranged::new(pieces.clone(), ElementOrder::Concatenated, 32);
-    assert_eq!(joined.stored_dtype(), Some(Dtype::Q8_0));
+    assert_eq!(joined.stored_dtype(StoredWeights::All), Some(Dtype::Q8_0));
     let [codes, scales] = joined.in_blocks(Dtype::Q8_0.format().expect("in blocks")).try_into().expect("two");
     assert!(made(&codes).into_iter().eq((3..35).chain(103..135)));
     assert_eq!(made(&scales), [1, 2, 101, 102]);
 
     let mixed = vec![pieces[0].clone(), piece(f32s(0..32))];
-    assert_eq!(Rearranged::new(mixed, ElementOrder::Concatenated, 32).stored_dtype(), None);
+    assert_eq!(Rearranged::new(mixed, ElementOrder::Concatenated, 32).stored_dtype(StoredWeights::All), None);
     let turned = Rearranged::new(vec![piece(f32s(0..6))], ElementOrder::Transposed { n_rows: 2 }, 3);
-    assert_eq!(turned.stored_dtype(), None);
+    assert_eq!(turned.stored_dtype(StoredWeights::All), None);
     let widened = ElementConversion::Convert { from: Number::Bf16, to: Dtype::F32 };
     let widened = Rearranged::new(vec![Piece { step: widened, ..piece(block(1)) }], ElementOrder::Concatenated, 17);
-    assert_eq!(widened.stored_dtype(), Some(Dtype::Bf16));
+    assert_eq!(widened.stored_dtype(StoredWeights::All), Some(Dtype::Bf16));
     assert_eq!(widened.with_dtype(Dtype::Bf16).as_is(), Some(&block(1)));
     assert_eq!((widened.as_is(), joined.as_is()), (None, None));
 }
