@@ -1,12 +1,38 @@
-//! Rows whose `where` lists values, taken apart: `weight = ["q4_k", "q6_k"]` is a row for each of the two.
+//! Rows whose `where` lists values, read and taken apart: `weight = ["q4_k", "q6_k"]` is a row for each of the two.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Deserialize;
 use toml_edit::{Item, Value};
 
 use super::TuningError;
 use super::edit::{NewRow, ROOM, each_table, parsed, taken_rows};
-use super::table::{Fact, Table, TuningRow};
+use super::table::{Fact, Facts, Table, TuningRow};
+
+/// A value, or a list of them.
+#[derive(Clone, Deserialize)]
+#[serde(untagged)]
+pub(super) enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+/// What a row wants; several such, where a name has a list of values: one for each of them.
+pub(super) fn each(facts: &BTreeMap<String, OneOrMore<Fact>>) -> Vec<Facts> {
+    let mut all = vec![Facts::new()];
+    for (name, values) in facts {
+        let values = match values {
+            OneOrMore::One(value) => std::slice::from_ref(value),
+            OneOrMore::More(values) => values,
+        };
+        let with = |facts: &Facts, value: &Fact| {
+            let own = std::iter::once((name.clone(), value.clone()));
+            facts.clone().into_iter().chain(own).collect()
+        };
+        all = all.iter().flat_map(|facts| values.iter().map(move |value| with(facts, value))).collect();
+    }
+    all
+}
 
 /// The same table: rows whose `where` lists values become one for each of them, where new rows change some. If none
 /// does, all lists stay.
@@ -52,10 +78,8 @@ fn facts_of(row: &TuningRow) -> toml_edit::InlineTable {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use super::super::edit::{Proof, merged};
-    use super::super::table::{Facts, Provenance, ProvenanceKind, Tokens};
+    use super::super::table::{Provenance, ProvenanceKind, Tokens};
     use super::*;
 
     const TABLE: &str = r#"[provenance.hand]

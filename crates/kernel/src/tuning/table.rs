@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::value::Datetime;
 
 use super::index::Index;
+use super::lists::{self, OneOrMore};
 use super::{BUILT_IN, Query, TuningError, words};
 use crate::step::StepKind;
 use crate::target::TargetFacts;
@@ -243,32 +244,6 @@ struct RowFile {
     evidence: Option<String>,
 }
 
-#[derive(Clone, Deserialize)]
-#[serde(untagged)]
-enum OneOrMore<T> {
-    One(T),
-    More(Vec<T>),
-}
-
-impl RowFile {
-    /// What it wants; several such, where a name has a list of values: one for each of them.
-    fn all_facts(&self) -> Vec<Facts> {
-        let mut all = vec![Facts::new()];
-        for (name, values) in &self.facts {
-            let values = match values {
-                OneOrMore::One(value) => std::slice::from_ref(value),
-                OneOrMore::More(values) => values,
-            };
-            let with = |facts: &Facts, value: &Fact| {
-                let own = std::iter::once((name.clone(), value.clone()));
-                facts.clone().into_iter().chain(own).collect()
-            };
-            all = all.iter().flat_map(|facts| values.iter().map(move |value| with(facts, value))).collect();
-        }
-        all
-    }
-}
-
 impl Table {
     /// Reads a file; `name` is without `.toml`, `file` is for messages.
     ///
@@ -284,7 +259,7 @@ impl Table {
         })?;
         let in_file = table.rows.iter().map(|row| (row.get_ref(), line(row.span().start)));
         let of_each = |(row, line): (&RowFile, usize)| {
-            let each = row.all_facts().into_iter();
+            let each = lists::each(&row.facts).into_iter();
             each.map(|facts| TuningRow::new(row.clone(), facts, file, line)).collect::<Vec<_>>()
         };
         let rows: Vec<TuningRow> = in_file.flat_map(of_each).collect();

@@ -9,8 +9,8 @@
 //! [`safetensors`], in a [`folder`] with a [`config_json`], and [`gguf`] fill an [`inventory`] of [`stored`] tensors,
 //! of which [`assembly`] makes those of the model; [`f8`] finds scales of bytes, [`foreign`] names what is not read.
 //! [`download`] knows what is there of a file that is not. [`random`] describes weights that are made where they are
-//! used; [`kept`] keeps a file's types; [`tensor_parallel`] cuts a model for several devices, into [`slice`]s; [`export`] writes any checkpoint as a
-//! `.bin` file, and [`size`] says what one takes.
+//! used; [`kept`] keeps a file's types; [`tensor_parallel`] cuts a model for several devices, into [`slice`]s;
+//! [`export`] writes any checkpoint as a `.bin` file, and [`size`] says what one takes.
 
 pub(crate) mod assembly;
 pub mod bin;
